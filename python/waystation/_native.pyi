@@ -140,6 +140,18 @@ class Directory:
         """Its descriptor, which stays its own."""
 
 @final
+class StoreWaits:
+    """Waits for stores, of threads that work for the one that has made this. Those of threads that such a
+    thread has work for it are among them."""
+
+    def __new__(cls) -> StoreWaits: ...
+    def join(self) -> None:
+        """Has the waits of this thread be among these, from now on."""
+
+    def end(self) -> None:
+        """Ends them, and those that are to come: they raise Cancelled."""
+
+@final
 class ObjectStore:
     """Everything beneath one bucket; asks nobody before it is used. The engine takes it as `root`, and then
     whole locations as paths. A version is its length, time of change (ns), ETag and generation. NotFound has
@@ -154,6 +166,8 @@ class ObjectStore:
         deadline_s: float,
         allow_unconditional: bool,
         query: str | None = None,
+        cache_directory: str | None = None,
+        cache_bytes: int = 0,
     ) -> ObjectStore: ...
     def status(self, path: str, /) -> tuple[bool, _Version] | None:
         """Whether only objects beneath it are there, and the version of the object that is."""
@@ -181,6 +195,9 @@ class ObjectStore:
     def list(self, directory: str, /) -> tuple[list[tuple[str, _Version]], list[str]]:
         """The names of the objects directly beneath, with their versions, and of what stands for
         directories."""
+
+    def bytes_beneath(self, directory: str, /) -> int:
+        """The bytes of all objects beneath."""
 
     def remove(self, path: str, /) -> None: ...
     def remove_all(self, directory: str, /) -> int:
@@ -214,7 +231,8 @@ class Job:
         Of a write: `{"checksums": [bytes, …] one u64 per block and file, "mode": str,
         "bytes_written": int, "gather_s": float, "write_s": float, "sync_s": float}`.
         Of a read: `{"bytes_read": int, "bytes_needed": int, "modes": [str, …] one per file,
-        "first_touch_s": float, "gpu_direct_bytes": int, "gpu_direct_reason": str | None}`.
+        "first_touch_s": float, "gpu_direct_bytes": int, "gpu_direct_reason": str | None,
+        "cached_bytes": int, "cache_problem": str | None, "repeated_requests": int}`.
         """
 
 def start_write(

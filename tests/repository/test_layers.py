@@ -311,6 +311,7 @@ RUST_FILE_USERS = {
     "waystation-peers/src/tls.rs": "files of certificates",
     "waystation-peers/src/halves.rs": "sockets",
     "waystation-python/src/directory.rs": "gives Python the descriptor of a directory",
+    "waystation-store/src/cache.rs": "a cache of objects on this machine, which is no storage of checkpoints",
     "waystation-transport/src/memory.rs": "memory without a file",
 }
 # The engine knows one implementation of its storage by name, for what only that has.

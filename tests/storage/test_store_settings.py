@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from tests.support import s3
 
 import waystation
-from waystation.errors import InvalidInput
+from waystation.errors import InvalidInput, PermissionDenied, WaystationError
 from waystation.options import settings_of_s3fs
 
 SECRET = "1c9e-not-to-be-seen"
@@ -61,3 +63,107 @@ def test_what_is_no_setting_is_named_and_its_value_is_not(given: Any, named: str
     with pytest.raises(InvalidInput, match=named) as caught:
         settings_of_s3fs(given)
     assert SECRET not in str(caught.value)
+
+
+# ---- values and what is missing ----------------------------------------------------------------
+
+
+def test_values_are_text_flags_and_numbers() -> None:
+    options = waystation.options.ObjectStoreOptions()
+    options.settings = {"aws_allow_http": True, "aws_skip_signature": False, "pool_max_idle_per_host": 3}
+    assert dict(options.settings) == {
+        "aws_allow_http": "true",
+        "aws_skip_signature": "false",
+        "pool_max_idle_per_host": "3",
+    }
+    for wrong, named in (
+        ({"aws_region": [SECRET]}, "a list as 'aws_region'"),
+        ({3: SECRET}, "a int as a name"),
+    ):
+        with pytest.raises(InvalidInput, match="True or False") as caught:
+            options.settings = wrong
+        assert named in str(caught.value)
+        assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("location", "settings", "expected"),
+    [
+        (
+            "s3://bucket/a",
+            {"proxy_url": f"not a url {SECRET}"},
+            "'proxy_url' cannot be used: it must be a URL",
+        ),
+        ("s3://bucket/a", {"timeout": SECRET}, "'timeout' cannot be used: it must be a duration"),
+        (
+            "s3://bucket/a",
+            {"aws_skip_signature": SECRET},
+            "'aws_skip_signature' cannot be used: it must be 'true'",
+        ),
+        ("s3://bucket/a", {"aws_secret_access_key": SECRET}, "'aws_access_key_id' is missing"),
+        ("s3://bucket/a", {"aws_access_key_id": "me"}, "'aws_secret_access_key' is missing"),
+        ("s3://bucket/a", {"aws_reguon": SECRET}, "no option 'aws_reguon'"),
+        ("az://box/a", {"azure_storage_account_key": "c2VjcmV0"}, "'azure_storage_account_name' is missing"),
+        (
+            "az://box/a",
+            {"azure_storage_account_name": "me", "azure_storage_account_key": f"!{SECRET}"},
+            "'azure_storage_account_key' cannot be used: it must be the key of the account, as base64",
+        ),
+        (
+            "gs://bucket/a",
+            {"google_service_account": f"/nowhere/{SECRET}"},
+            "'google_service_account' cannot be used: it must be the path",
+        ),
+        ("https://host/a", {"proxy_url": f"not a url {SECRET}"}, "'proxy_url' cannot be used"),
+    ],
+)
+def test_the_setting_that_is_missing_or_wrong_is_named(
+    location: str, settings: dict[str, Any], expected: str
+) -> None:
+    context = waystation.Context()
+    context.storage.settings = settings
+    context.storage.deadline_s = 5
+    with context, pytest.raises(InvalidInput) as caught:
+        waystation.load(location)
+    assert expected in str(caught.value)
+    assert SECRET not in str(caught.value) + repr(caught.value)
+
+
+def test_a_variable_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ALLOW_HTTP", SECRET)
+    monkeypatch.setenv("AWS_CONNECT_TIMEOUT", "5s")
+    with pytest.raises(
+        InvalidInput, match="the variable AWS_ALLOW_HTTP of the environment cannot be used"
+    ) as caught:
+        waystation.load("s3://bucket/a")
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("location", "expected"),
+    [("s3://bucket/a", "aws_access_key_id"), ("gs://bucket/a", "google_service_account")],
+)
+def test_missing_credentials_are_told_and_what_to_set(
+    location: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "GOOGLE_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", "/nowhere")
+    context = waystation.Context()
+    context.storage.deadline_s = 60
+    # In the place of the service that machines of clouds have: nothing listens there.
+    context.storage.settings = {"proxy_url": "http://127.0.0.1:1", "connect_timeout": "1s"}
+    begun = time.monotonic()
+    with context, pytest.raises(PermissionDenied, match=expected) as caught:
+        waystation.load(location)
+    assert "skip_signature" in str(caught.value)
+    assert time.monotonic() - begun < 30
+
+
+def test_another_region_is_told() -> None:
+    place = s3.bucket()
+    context = place.context(aws_region="eu-central-1")
+    with context, pytest.raises(WaystationError, match="aws_region") as caught:
+        waystation.load(f"{place.location}/a")
+    assert "AWS_REGION" in str(caught.value)

@@ -42,6 +42,8 @@ PASS, REFUSE, LOSE_ANSWER, TRUNCATE, FORBID = "pass", "refuse", "lose answer", "
 SLOW, FLIP, STALE = "slow", "flip", "stale"
 STATUSES, STATUSES_AFTER = ("429", "500", "503"), ("500 after", "503 after")
 SLOW_S = 0.2
+# What is answered only once whoever asked has given up, or a load without second requests would fail.
+STUCK, STUCK_S = "stuck", 20.0
 _FORBIDDEN = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
 
 
@@ -55,29 +57,30 @@ class Bucket:
     Attributes:
         location: `s3://bucket`.
         endpoint: Where its server listens.
+        folder: Where that keeps it.
     """
 
     def __init__(self, endpoint: str, folder: Path) -> None:
         folder.mkdir()
         self.location = f"s3://{folder.name}"
         self.endpoint = endpoint
-        self._folder = folder
+        self.folder = folder
 
     def names(self) -> list[str]:
         """The names of all objects, in order; of uploads that were neither completed nor aborted as well."""
         return sorted(
-            os.path.relpath(os.path.join(directory, file), self._folder)
-            for directory, _, files in os.walk(self._folder)
+            os.path.relpath(os.path.join(directory, file), self.folder)
+            for directory, _, files in os.walk(self.folder)
             for file in files
         )
 
     def publish(self, *, is_listed: bool) -> None:
         """Lets everybody read it, and list it as well."""
-        what = [f"arn:aws:s3:::{self._folder.name}", f"arn:aws:s3:::{self._folder.name}/*"]
+        what = [f"arn:aws:s3:::{self.folder.name}", f"arn:aws:s3:::{self.folder.name}/*"]
         actions = ["s3:GetObject", *(["s3:ListBucket"] if is_listed else [])]
         statement = {"Effect": "Allow", "Principal": "*", "Action": actions, "Resource": what}
         policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
-        os.setxattr(self._folder, "user.policy", policy.encode())  # where the server keeps it
+        os.setxattr(self.folder, "user.policy", policy.encode())  # where the server keeps it
 
     def context(self, **given: Any) -> waystation.Context:
         """Options by which it is reached."""
@@ -157,10 +160,12 @@ class Proxy:
     Attributes:
         endpoint: Where it listens.
         requests: Method and path of each so far.
+        sent_bytes: Of the bodies of all answers that the server has given.
     """
 
     def __init__(self, endpoint: str, on_request: Callable[[int], str]) -> None:
         self.requests: list[tuple[str, str]] = []
+        self.sent_bytes = 0
         self._target = endpoint.removeprefix("http://")
         self._on_request = on_request
         self._lock = threading.Lock()
@@ -186,11 +191,11 @@ class Proxy:
             def pass_on(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 decision, answer = proxy._decide(self.command, self.path, self.headers, body)
-                self.close_connection = decision not in (PASS, SLOW, FLIP, STALE)
+                self.close_connection = decision not in (PASS, SLOW, STUCK, FLIP, STALE)
                 if answer is None:
                     return
-                if decision == SLOW:
-                    time.sleep(SLOW_S)
+                if decision in (SLOW, STUCK):
+                    time.sleep(SLOW_S if decision == SLOW else STUCK_S)
                 status, headers, content = answer
                 if decision == FLIP and content and status < http.HTTPStatus.BAD_REQUEST:
                     middle = len(content) // 2
@@ -220,6 +225,7 @@ class Proxy:
             if decision in STATUSES:
                 return decision, (int(decision), [], b"")
             answer = self._ask(method, path, headers, body)
+            self.sent_bytes += len(answer[2])
             if decision in STATUSES_AFTER:
                 return decision, (int(decision.split()[0]), [], b"")
             if "list-type=" in path and answer[0] == http.HTTPStatus.OK:

@@ -152,6 +152,9 @@ impl IntoDictionary for Statistics {
         dictionary.set_item("first_touch_s", self.first_touch.as_secs_f64())?;
         dictionary.set_item("gpu_direct_bytes", self.gpu_direct_bytes)?;
         dictionary.set_item("gpu_direct_reason", self.gpu_direct_reason)?;
+        dictionary.set_item("cached_bytes", self.cached_bytes)?;
+        dictionary.set_item("cache_problem", self.cache_problem)?;
+        dictionary.set_item("repeated_requests", self.repeated_requests)?;
         Ok(dictionary)
     }
 }

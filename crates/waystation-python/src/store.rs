@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use waystation_format::Result;
-use waystation_store::{Condition, Found, ObjectStorage, Settings, Version, give_up_if};
+use waystation_store::{Condition, Found, ObjectStorage, Settings, Version, Waits, give_up_if};
 
 use crate::error::guarded;
 use crate::format::Bytes;
@@ -15,6 +15,7 @@ use crate::format::Bytes;
 /// Adds the names of this file to the module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     give_up_if(is_interrupted);
+    module.add_class::<StoreWaits>()?;
     module.add_class::<ObjectStore>()
 }
 
@@ -28,17 +29,22 @@ pub struct ObjectStore(pub ObjectStorage);
 #[pymethods]
 impl ObjectStore {
     #[new]
-    #[pyo3(signature = (location, /, *, options, deadline_s, allow_unconditional, query=None))]
+    #[pyo3(signature = (
+        location, /, *, options, deadline_s, allow_unconditional, query=None, cache_directory=None, cache_bytes=0
+    ))]
     fn new(
         location: &str,
         options: Vec<(String, String)>,
         deadline_s: f64,
         allow_unconditional: bool,
         query: Option<String>,
+        cache_directory: Option<PathBuf>,
+        cache_bytes: u64,
     ) -> PyResult<Self> {
         let deadline = Duration::try_from_secs_f64(deadline_s)
             .map_err(|error| pyo3::exceptions::PyValueError::new_err(error.to_string()))?;
-        let settings = Settings { options, deadline, allow_unconditional, query };
+        let cache = cache_directory.map(|directory| (directory, cache_bytes));
+        let settings = Settings { options, deadline, allow_unconditional, query, cache };
         guarded(|| ObjectStorage::new(location, settings)).map(Self)
     }
 
@@ -133,6 +139,11 @@ impl ObjectStore {
         Ok((objects.collect(), found.directories))
     }
 
+    #[pyo3(signature = (directory, /))]
+    fn bytes_beneath(&self, py: Python<'_>, directory: PathBuf) -> PyResult<u64> {
+        waiting(py, || self.0.bytes_beneath(&directory))
+    }
+
     #[pyo3(signature = (path, /))]
     fn remove(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         waiting(py, || self.0.remove(&path))
@@ -141,6 +152,26 @@ impl ObjectStore {
     #[pyo3(signature = (directory, /))]
     fn remove_all(&self, py: Python<'_>, directory: PathBuf) -> PyResult<usize> {
         waiting(py, || self.0.remove_all(&directory))
+    }
+}
+
+/// Waits of threads that work for the one that has made this.
+#[pyclass(frozen, module = "waystation._native")]
+pub struct StoreWaits(Waits);
+
+#[pymethods]
+impl StoreWaits {
+    #[new]
+    fn new() -> Self {
+        Self(Waits::new())
+    }
+
+    fn join(&self) {
+        self.0.join();
+    }
+
+    fn end(&self) {
+        self.0.end();
     }
 }
 

@@ -1,9 +1,10 @@
 //! The client of one store in one process.
 
+use std::collections::HashSet;
+use std::error::Error as StdError;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
@@ -16,10 +17,11 @@ use object_store::{ClientOptions, ObjectStore, RetryConfig};
 use waystation_format::{Error, Kind, Result};
 
 use crate::Settings;
+use crate::connection::Connector;
 use crate::errors::told;
 
-/// A server of HTTP that sends nothing for so long is asked again.
-const SILENCE: Duration = Duration::from_secs(30);
+/// In the place of the client's own bound of a request: `connection` has another one.
+const UNBOUNDED: &str = "365days";
 
 /// Whoever makes the requests, with their connections.
 pub struct Client {
@@ -36,13 +38,11 @@ impl Client {
         // What `reqwest` encrypts with. Another one that the process has is as good.
         drop(rustls::crypto::ring::default_provider().install_default());
         check_endpoint(root, settings)?;
-        Self::built(root, settings).map_err(|error| {
-            let error = told(&error, "use the store", Path::new(root));
-            if error.kind() == Kind::InvalidInput { error } else { error.with_kind(Kind::InvalidInput) }
-        })
+        let given = given(root, settings);
+        Self::built(root, settings, &given).map_err(|error| refused(root, settings, given, &error))
     }
 
-    fn built(root: &str, settings: &Settings) -> object_store::Result<Self> {
+    fn built(root: &str, settings: &Settings, given: &[Setting]) -> object_store::Result<Self> {
         // The deadline alone ends the attempts: a store may be away for a while.
         let retry = RetryConfig {
             retry_timeout: settings.deadline,
@@ -51,40 +51,43 @@ impl Client {
         };
         macro_rules! build {
             ($builder:expr) => {{
-                let mut builder = $builder.with_url(root).with_retry(retry);
-                for (name, value) in &settings.options {
-                    if let Some(key) = own_key(name)? {
-                        builder = builder.with_config(key, value);
+                let mut builder = $builder.with_url(root).with_retry(retry).with_http_connector(Connector);
+                for setting in given {
+                    if let Some(key) = setting.key()? {
+                        builder = builder.with_config(key, &setting.value);
                     }
                 }
                 Arc::new(builder.build()?)
             }};
         }
         let (scheme, host) = root.split_once("://").unwrap_or((root, ""));
-        let scheme = scheme_of(scheme);
-        match scheme {
-            "gs" => Ok(Self::of(build!(GoogleCloudStorageBuilder::from_env()))),
-            "az" | "abfs" | "abfss" => Ok(Self::of(build!(MicrosoftAzureBuilder::from_env()))),
-            "http" | "https" => {
-                let mut options = ClientOptions::new()
-                    .with_allow_http(scheme == "http")
-                    .with_timeout_disabled() // an answer may come slowly, as long as it comes
-                    .with_read_timeout(SILENCE);
-                for (name, value) in &settings.options {
-                    if let Some(key) = own_key::<ClientConfigKey>(name)? {
-                        options = options.with_config(key, value);
+        match scheme_of(scheme) {
+            "gs" => Ok(Self::of(build!(GoogleCloudStorageBuilder::new()))),
+            "az" | "abfs" | "abfss" => {
+                let mut builder = MicrosoftAzureBuilder::new();
+                if let Ok(endpoint) = std::env::var(AZURE_IDENTITY) {
+                    builder = builder.with_msi_endpoint(endpoint);
+                }
+                Ok(Self::of(build!(builder)))
+            }
+            scheme @ ("http" | "https") => {
+                let mut options = ClientOptions::new().with_allow_http(scheme == "http");
+                for setting in given {
+                    if let Some(key) = setting.key::<ClientConfigKey>()? {
+                        options = options.with_config(key, &setting.value);
                     }
                 }
                 let query = settings.query.as_ref().map_or_else(String::new, |query| format!("?{query}"));
                 let url = format!("{scheme}://{host}/{query}");
-                let builder = HttpBuilder::new().with_url(url).with_retry(retry).with_client_options(options);
+                let builder = HttpBuilder::new().with_url(url).with_retry(retry);
+                let builder = builder.with_client_options(options).with_http_connector(Connector);
                 Ok(Self {
                     objects: Arc::new(builder.build()?),
                     uploads: None,
                     honours_conditions: OnceLock::new(),
                 })
             }
-            _ => Ok(Self::of(build!(AmazonS3Builder::from_env()))),
+            _ => Ok(Self::of(build!(AmazonS3Builder::new()))),
         }
     }
 
@@ -108,20 +111,176 @@ impl Client {
     }
 }
 
-/// The option of a store by its name; `None` for one that only other stores have, as options are often those of all
-/// stores that a program uses.
-fn own_key<K: FromStr<Err = object_store::Error>>(name: &str) -> object_store::Result<Option<K>> {
-    let name = name.to_ascii_lowercase();
-    let is_of_another = || {
-        AmazonS3ConfigKey::from_str(&name).is_ok()
-            || GoogleConfigKey::from_str(&name).is_ok()
-            || AzureConfigKey::from_str(&name).is_ok()
-    };
-    match name.parse() {
-        Ok(key) => Ok(Some(key)),
-        Err(_) if is_of_another() => Ok(None),
-        Err(error) => Err(error),
+// ---- settings ------------------------------------------------------------------------------------
+
+/// Where Azure tells its machines who they are.
+const AZURE_IDENTITY: &str = "IDENTITY_ENDPOINT";
+/// Google's clients read this variable as well.
+const GOOGLE_ACCOUNT: (&str, &str) = ("SERVICE_ACCOUNT", "google_service_account");
+
+/// A setting, and where it comes from.
+#[derive(Clone)]
+struct Setting {
+    name: String,
+    value: String,
+    /// The variable of the environment that has it.
+    variable: Option<String>,
+}
+
+impl Setting {
+    fn of(name: &str, value: &str, variable: Option<&str>) -> Self {
+        Self { name: name.to_owned(), value: value.to_owned(), variable: variable.map(str::to_owned) }
     }
+
+    /// The client's key; `None` for one that only other stores have, as options are often those of all stores that a
+    /// program uses. Whatever else the environment has is not meant.
+    fn key<K: FromStr<Err = object_store::Error>>(&self) -> object_store::Result<Option<K>> {
+        let name = self.name.to_ascii_lowercase();
+        let is_of_another = || {
+            AmazonS3ConfigKey::from_str(&name).is_ok()
+                || GoogleConfigKey::from_str(&name).is_ok()
+                || AzureConfigKey::from_str(&name).is_ok()
+        };
+        match name.parse() {
+            Ok(key) => Ok(Some(key)),
+            Err(_) if self.variable.is_some() || is_of_another() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What the user knows it by.
+    fn shown(&self) -> String {
+        match &self.variable {
+            Some(variable) => format!("the variable {variable} of the environment"),
+            None => format!("the setting '{}'", self.name),
+        }
+    }
+}
+
+/// What the client of a store is told: what the environment says first, so that options go before it.
+fn given(root: &str, settings: &Settings) -> Vec<Setting> {
+    let prefix = match scheme_of(root.split("://").next().unwrap_or_default()) {
+        "gs" => "GOOGLE_",
+        "az" | "abfs" | "abfss" => "AZURE_",
+        "http" | "https" => "",
+        _ => "AWS_",
+    };
+    let mut given = vec![Setting::of("timeout", UNBOUNDED, None)];
+    if prefix == "GOOGLE_"
+        && let Ok(path) = std::env::var(GOOGLE_ACCOUNT.0)
+    {
+        given.push(Setting::of(GOOGLE_ACCOUNT.1, &path, Some(GOOGLE_ACCOUNT.0)));
+    }
+    if !prefix.is_empty() {
+        let variables = std::env::vars_os();
+        let variables =
+            variables.filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+        let meant = variables.filter(|(name, _)| name.starts_with(prefix));
+        given.extend(meant.map(|(name, value)| Setting::of(&name.to_ascii_lowercase(), &value, Some(&name))));
+    }
+    given.extend(settings.options.iter().map(|(name, value)| Setting::of(name, value, None)));
+    given
+}
+
+/// What says where a store is, beside its root: without credentials, of which a query has a digest only.
+pub fn place_of(root: &str, settings: &Settings) -> String {
+    let is_meant =
+        |name: &str| ["endpoint", "account_name", "emulator"].iter().any(|word| name.contains(word));
+    let mut places: Vec<String> = given(root, settings)
+        .iter()
+        .map(|setting| (setting.name.to_ascii_lowercase(), &setting.value))
+        .filter(|(name, _)| is_meant(name))
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
+    places.sort_unstable();
+    let query =
+        settings.query.as_ref().map(|query| ring::digest::digest(&ring::digest::SHA256, query.as_bytes()));
+    places.extend(query.map(|digest| format!("query={digest:?}")));
+    places.join("\n")
+}
+
+/// What a client says about settings that lack one, and what to do then. Of its texts these have no values in them.
+const LACKS: [(&str, &str); 5] = [
+    (
+        "Missing AccessKeyId",
+        "the setting 'aws_access_key_id' is missing; set it beside 'aws_secret_access_key', or AWS_ACCESS_KEY_ID in \
+         the environment",
+    ),
+    (
+        "Missing SecretAccessKey",
+        "the setting 'aws_secret_access_key' is missing; set it beside 'aws_access_key_id', or AWS_SECRET_ACCESS_KEY \
+         in the environment",
+    ),
+    (
+        "Account must be specified",
+        "the setting 'azure_storage_account_name' is missing; set it, or AZURE_STORAGE_ACCOUNT_NAME in the environment",
+    ),
+    (
+        "One of service account path or service account key",
+        "of the settings 'google_service_account' and 'google_service_account_key' only one may be given",
+    ),
+    (
+        "Missing component in SAS query pair",
+        "the setting 'azure_storage_sas_key' is no signature; set it to a text such as sv=…&sig=…",
+    ),
+];
+
+/// The error of settings that no client can be made of. It names the setting, and never its value.
+fn refused(root: &str, settings: &Settings, given: Vec<Setting>, error: &object_store::Error) -> Error {
+    let invalid = |message: String| Error::new(Kind::InvalidInput, message).with("path", root);
+    if let object_store::Error::UnknownConfigurationKey { .. } = error {
+        return told(error, "use the store", Path::new(root)).with_kind(Kind::InvalidInput);
+    }
+    let text = texts(error);
+    if let Some((_, lack)) = LACKS.iter().find(|(said, _)| text.contains(said)) {
+        return invalid((*lack).to_owned());
+    }
+    // The one without which the others will do. Clients parse values late, and name none.
+    let mut tried = HashSet::new();
+    for setting in &given {
+        if !tried.insert(setting.name.as_str()) {
+            continue;
+        }
+        let others: Vec<Setting> = given.iter().filter(|other| other.name != setting.name).cloned().collect();
+        if Client::built(root, settings, &others).is_ok() {
+            return invalid(format!("{} cannot be used: {}", setting.shown(), must_be(&setting.name, &text)));
+        }
+    }
+    told(error, "use the store", Path::new(root)).with_kind(Kind::InvalidInput)
+}
+
+/// What the value of a setting has to be, as far as the client's text tells.
+fn must_be(name: &str, text: &str) -> &'static str {
+    let name = name.to_ascii_lowercase();
+    if text.contains("as boolean") {
+        "it must be 'true' or 'false'"
+    } else if text.contains("as Duration") {
+        "it must be a duration, such as '30s'"
+    } else if text.contains("as usize") || text.contains("as u32") {
+        "it must be a whole number"
+    } else if name.ends_with("proxy_url") {
+        "it must be a URL, such as http://host:3128"
+    } else if name.contains("certificate") {
+        "it must be the text of a certificate, as PEM"
+    } else if name.contains("service_account") || name.contains("credentials") {
+        "it must be the path of a key as JSON that this process can read, or for 'google_service_account_key' its text"
+    } else if name.contains("azure") && name.contains("key") {
+        "it must be the key of the account, as base64"
+    } else {
+        "the client of the store cannot make sense of its value"
+    }
+}
+
+/// What an error and its sources say, for comparisons only: there may be values in it.
+fn texts(error: &object_store::Error) -> String {
+    let mut texts = error.to_string();
+    let mut source = error.source();
+    while let Some(found) = source {
+        texts.push('\n');
+        texts.push_str(&found.to_string());
+        source = found.source();
+    }
+    texts
 }
 
 /// The scheme without what tells its queries apart.

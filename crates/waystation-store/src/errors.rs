@@ -12,12 +12,23 @@ use rustix::io::Errno;
 use waystation_format::{Error, Kind};
 
 use crate::client::is_http;
+use crate::connection::NoCredentials;
 
 /// Codes of stores are words; whatever else is between the tags is not repeated.
 const MOST_CODE_BYTES: usize = 64;
 /// How a refused request is told from one that failed, by the codes of stores that answer it with status 400.
 const REFUSALS: [&str; 5] =
     ["AccessDenied", "ExpiredToken", "InvalidToken", "TokenRefreshRequired", "AuthenticationFailed"];
+
+/// Codes of stores that say that the request was signed for another region.
+const OTHER_REGION: [&str; 4] = [
+    "AuthorizationHeaderMalformed",
+    "PermanentRedirect",
+    "TemporaryRedirect",
+    "IllegalLocationConstraintException",
+];
+/// What the crate says of an answer that leads elsewhere without saying where to: S3 does so for another region.
+const LEADS_NOWHERE: &str = "Received redirect without LOCATION";
 
 /// Codes of stores that say that there is no bucket, and not only no object.
 const NO_BUCKET: [&str; 2] = ["NoSuchBucket", "ContainerNotFound"];
@@ -28,6 +39,12 @@ pub fn told(error: &object_store::Error, action: &str, path: &Path) -> Error {
     let answer = Answer::of(error);
     if answer.code.as_deref().is_some_and(|code| NO_BUCKET.contains(&code)) {
         return no_bucket(action, path);
+    }
+    if answer.lacks_credentials {
+        return no_credentials(action, path);
+    }
+    if answer.is_of_another_region() {
+        return other_region(action, path);
     }
     let (kind, reason) = match error {
         Store::NotFound { .. } => (Kind::NotFound, "it is not there".to_owned()),
@@ -87,12 +104,43 @@ fn no_bucket(action: &str, path: &Path) -> Error {
     Error::new(Kind::NotFound, message).with("path", shown).with("bucket", bucket)
 }
 
+/// Nobody has said who asks.
+fn no_credentials(action: &str, path: &Path) -> Error {
+    let shown = path.to_string_lossy();
+    let (settings, variables) = match shown.split("://").next().unwrap_or_default() {
+        "gs" => ("'google_service_account'", "GOOGLE_SERVICE_ACCOUNT"),
+        "az" | "abfs" | "abfss" => ("'azure_storage_account_key'", "AZURE_STORAGE_ACCOUNT_KEY"),
+        _ => {
+            ("'aws_access_key_id' and 'aws_secret_access_key'", "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+        }
+    };
+    denied(
+        format!(
+            "could not {action}: no credentials are given, and this machine has no service that gives some; set \
+         {settings}, or {variables} in the environment; for what is public set 'skip_signature' to 'true'"
+        ),
+        path,
+    )
+}
+
+fn other_region(action: &str, path: &Path) -> Error {
+    let message = format!(
+        "could not {action}: the bucket is in another region; set 'aws_region' to that of the bucket, or AWS_REGION in \
+         the environment (where neither is set, us-east-1 is assumed)"
+    );
+    Error::new(Kind::InvalidInput, message).with("path", path.display().to_string())
+}
+
 /// Python knows by the number that the caller may not do this.
 fn refused(answer: &Answer, action: &str, path: &Path) -> Error {
     let code = answer.code.as_deref().map_or_else(String::new, |code| format!(" ({code})"));
     let message = format!(
         "could not {action}: the store refuses it{code}; check the credentials, what they allow, and the region"
     );
+    denied(message, path)
+}
+
+fn denied(message: String, path: &Path) -> Error {
     Error::new(Kind::InvalidInput, message)
         .with("path", path.display().to_string())
         .with("errno", Errno::ACCESS.raw_os_error().to_string())
@@ -104,6 +152,8 @@ struct Answer {
     status: Option<u16>,
     code: Option<String>,
     failure: Option<HttpErrorKind>,
+    lacks_credentials: bool,
+    leads_nowhere: bool,
 }
 
 impl Answer {
@@ -115,7 +165,9 @@ impl Answer {
             if let Some(http) = found.downcast_ref::<HttpError>() {
                 answer.failure = Some(http.kind());
             }
+            answer.lacks_credentials |= found.is::<NoCredentials>();
             let text = found.to_string();
+            answer.leads_nowhere |= text.starts_with(LEADS_NOWHERE);
             answer.status =
                 answer.status.or_else(|| text.split_once("status code: ")?.1.get(..3)?.parse().ok());
             answer.code = answer.code.or_else(|| code_in(&text).map(str::to_owned));
@@ -127,6 +179,10 @@ impl Answer {
     fn is_refusal(&self) -> bool {
         matches!(self.status, Some(401 | 403))
             || self.code.as_deref().is_some_and(|code| REFUSALS.contains(&code))
+    }
+
+    fn is_of_another_region(&self) -> bool {
+        self.leads_nowhere || self.code.as_deref().is_some_and(|code| OTHER_REGION.contains(&code))
     }
 
     fn kind(&self) -> Kind {

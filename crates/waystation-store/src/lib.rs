@@ -5,9 +5,12 @@
 //! within the deadline of its store; no credential reaches a message; a job touches no object but those that it
 //! created; nothing of a store is used in a process that was forked from its own.
 
+mod cache;
 mod client;
+mod connection;
 mod errors;
 mod objects;
+mod pace;
 mod process;
 mod read;
 mod write;
@@ -22,11 +25,15 @@ use waystation_io::read::{Batch, Statistics};
 use waystation_io::storage::{NewFiles, Storage, StoredFile};
 use waystation_io::write::{Options, Plan};
 
+use self::cache::Cache;
 use self::client::Client;
 use self::errors::told;
 pub use self::objects::{Condition, Found, Listing, Version};
 use self::process::PerProcess;
-pub use self::process::give_up_if;
+pub use self::process::{Waits, give_up_if};
+
+/// Bytes of a request, or of its answer, that have the deadline for themselves.
+const STEP_BYTES: usize = 1 << 20;
 
 /// How a store is reached and used.
 #[derive(Clone)]
@@ -40,6 +47,17 @@ pub struct Settings {
     pub allow_unconditional: bool,
     /// The query of every request to a server of HTTP: often a signature, and never shown.
     pub query: Option<String>,
+    /// A directory of this machine in which what is read is kept, and how many bytes it may have.
+    pub cache: Option<(PathBuf, u64)>,
+}
+
+impl Settings {
+    /// Until when a request that moves so many bytes must have succeeded: each `STEP_BYTES` have the deadline, as what
+    /// comes or goes slowly is on its way all the same.
+    pub(crate) fn patience_for(&self, nbytes: usize) -> Duration {
+        let steps = u32::try_from(nbytes.div_ceil(STEP_BYTES)).unwrap_or(u32::MAX).max(1);
+        self.deadline.saturating_mul(steps)
+    }
 }
 
 impl Default for Settings {
@@ -49,6 +67,7 @@ impl Default for Settings {
             deadline: Duration::from_secs(120),
             allow_unconditional: false,
             query: None,
+            cache: None,
         }
     }
 }
@@ -60,6 +79,9 @@ pub struct ObjectStorage {
     root: Arc<str>,
     settings: Arc<Settings>,
     client: Arc<PerProcess<Client>>,
+    cache: Option<Arc<Cache>>,
+    /// What tells the objects of this root from those that others have by the same names, elsewhere.
+    place: Arc<str>,
 }
 
 impl ObjectStorage {
@@ -68,14 +90,24 @@ impl ObjectStorage {
     /// # Errors
     /// InvalidInput if it is no location of an object store.
     pub fn new(location: &str, settings: Settings) -> Result<Self> {
-        let root = client::root_of(location)?.into();
-        Ok(Self { root, settings: Arc::new(settings), client: Arc::new(PerProcess::new()) })
+        let root: Arc<str> = client::root_of(location)?.into();
+        Ok(Self::made(root, settings, PerProcess::new()))
     }
 
     /// A store in the memory of this process, for tests: `memory://name`.
     pub fn in_memory(name: &str) -> Self {
-        let root = format!("memory://{name}").into();
-        Self { root, settings: Arc::default(), client: Arc::new(PerProcess::of(Client::in_memory())) }
+        Self::in_memory_with(name, Settings::default())
+    }
+
+    /// The same, with settings.
+    pub fn in_memory_with(name: &str, settings: Settings) -> Self {
+        Self::made(format!("memory://{name}").into(), settings, PerProcess::of(Client::in_memory()))
+    }
+
+    fn made(root: Arc<str>, settings: Settings, client: PerProcess<Client>) -> Self {
+        let cache = settings.cache.clone().map(|(directory, limit)| Arc::new(Cache::new(directory, limit)));
+        let place = cache.as_ref().map_or_else(String::new, |_| client::place_of(&root, &settings)).into();
+        Self { root, settings: Arc::new(settings), client: Arc::new(client), cache, place }
     }
 
     /// Whether this is a server of HTTP, which sends files and does nothing else.
@@ -93,6 +125,11 @@ impl ObjectStorage {
         self.client.get(|| Client::new(&self.root, &self.settings))
     }
 
+    /// The name of an object, unlike those of all others wherever they are.
+    fn name_of(&self, path: &Path) -> String {
+        format!("{}\n{}", self.place, path.display())
+    }
+
     /// The key of a path.
     fn key(&self, path: &Path) -> Result<object_store::path::Path> {
         let beneath = path.to_str().and_then(|path| path.strip_prefix(&*self.root));
@@ -106,6 +143,17 @@ impl ObjectStorage {
         })
     }
 
+    /// The key of an object: a whole bucket is none, and requests for one would mean the bucket itself.
+    fn object_key(&self, path: &Path) -> Result<object_store::path::Path> {
+        let key = self.key(path)?;
+        if key.as_ref().is_empty() && !self.is_http() {
+            let message =
+                "this is a whole bucket; give the location of something in it, like s3://bucket/name";
+            return Err(Error::new(Kind::InvalidInput, message).with("path", path.display().to_string()));
+        }
+        Ok(key)
+    }
+
     /// Waits for requests.
     ///
     /// # Errors
@@ -116,12 +164,22 @@ impl ObjectStorage {
         path: &Path,
         requests: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T> {
-        process::wait_for(async {
-            match tokio::time::timeout(self.settings.deadline, requests).await {
-                Ok(outcome) => outcome.map_err(|error| told(&error, action, path)),
-                Err(_) => Err(errors::late(self.settings.deadline, action, path)),
-            }
-        })
+        process::wait_for(self.in_time(0, action, path, requests))
+    }
+
+    /// Requests that move so many bytes, which end in time; errors as those of `wait`.
+    async fn in_time<T>(
+        &self,
+        nbytes: usize,
+        action: &str,
+        path: &Path,
+        requests: impl Future<Output = object_store::Result<T>>,
+    ) -> Result<T> {
+        let patience = self.settings.patience_for(nbytes);
+        match tokio::time::timeout(patience, requests).await {
+            Ok(outcome) => outcome.map_err(|error| told(&error, action, path)),
+            Err(_) => Err(errors::late(patience, action, path)),
+        }
     }
 }
 

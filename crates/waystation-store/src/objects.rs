@@ -19,6 +19,7 @@ use waystation_format::{Error, Kind, Result};
 use crate::ObjectStorage;
 use crate::errors::{is_beyond_the_end, late, not_found, told};
 use crate::process::wait_for;
+use crate::read::pour;
 
 /// Requests for small objects in flight.
 const AT_A_TIME: usize = 32;
@@ -86,7 +87,7 @@ pub struct Listing {
 impl ObjectStorage {
     /// What is at a path; `None` if no object is.
     pub fn head(&self, path: &Path) -> Result<Option<Version>> {
-        let (key, objects) = (self.key(path)?, &self.client()?.objects);
+        let (key, objects) = (self.object_key(path)?, &self.client()?.objects);
         let found = self.wait("look at the object", path, async { absent(objects.head(&key).await) })?;
         Ok(found.as_ref().map(Version::of))
     }
@@ -101,6 +102,11 @@ impl ObjectStorage {
             })?;
             return Ok(found.map(|found| Found::Object(Version::of(&found.meta))));
         }
+        if key.as_ref().is_empty() {
+            let listed =
+                self.wait("look at what is there", path, async { objects.list(None).try_next().await });
+            return listed.map(|_| Some(Found::Directory)); // a bucket is one, also without objects
+        }
         self.wait("look at what is there", path, async {
             let beneath = objects.list(Some(&key)).boxed().into_future();
             let (object, (first, _)) = join(objects.head(&key), beneath).await;
@@ -114,7 +120,7 @@ impl ObjectStorage {
 
     /// The first bytes of an object, fewer where it has fewer, and its version, by one request.
     pub fn beginning(&self, path: &Path, nbytes: u64) -> Result<(Bytes, Version)> {
-        let (key, objects) = (self.key(path)?, &self.client()?.objects);
+        let (key, objects) = (self.object_key(path)?, &self.client()?.objects);
         self.wait("read the object", path, async {
             let (found, refusal) = beginning(objects, &key, nbytes).await?;
             match refusal {
@@ -135,10 +141,10 @@ impl ObjectStorage {
     /// Whole objects with their limits, several at a time; as `get`.
     pub fn get_all(&self, wanted: &[(PathBuf, u64)]) -> Result<Vec<(Vec<u8>, Version)>> {
         let objects = &self.client()?.objects;
-        self.several(wanted, "read the object", |(path, limit_bytes)| async move {
-            let key = self.key(path)?;
-            let failed = |error| told(&error, "read the object", path);
-            let found = objects.get_opts(&key, GetOptions::default()).await.map_err(failed)?;
+        self.several(wanted, |(path, limit_bytes)| async move {
+            let key = self.object_key(path)?;
+            let request = objects.get_opts(&key, GetOptions::default());
+            let found = self.in_time(0, "read the object", path, request).await?;
             let version = Version::of(&found.meta);
             if version.nbytes > *limit_bytes {
                 let message = format!(
@@ -147,24 +153,28 @@ impl ObjectStorage {
                 );
                 return Err(Error::new(Kind::Corrupt, message).with("path", path.display().to_string()));
             }
-            Ok((found.bytes().await.map_err(failed)?.to_vec(), version))
+            let mut content = Vec::with_capacity(usize::try_from(version.nbytes).unwrap_or(0));
+            pour(self, path, found, u64::MAX, |_, bytes| content.extend_from_slice(bytes)).await?;
+            Ok((content, version))
         })
     }
 
     /// A range of one version of an object. Conflict if another one has its place.
     pub fn get_range(&self, path: &Path, range: Range<u64>, version: &Version) -> Result<Bytes> {
-        let (key, objects) = (self.key(path)?, &self.client()?.objects);
+        let (key, objects) = (self.object_key(path)?, &self.client()?.objects);
         // A weak tag never meets a condition, and not every server of HTTP knows conditions.
         let if_match = version.tag.clone().filter(|tag| !tag.starts_with("W/"));
+        let nbytes = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
         let options = GetOptions { range: Some(range.into()), if_match, ..GetOptions::default() };
-        self.wait("read the object", path, async {
+        let request = async {
             let found = objects.get_opts(&key, options).await?;
             if found.meta.e_tag != version.tag {
                 let source = "it has another tag".into();
                 return Err(object_store::Error::Precondition { path: key.to_string(), source });
             }
             found.bytes().await
-        })
+        };
+        wait_for(self.in_time(nbytes, "read the object", path, request))
     }
 
     /// Puts a whole object, in one act. Conflict if the condition is not met.
@@ -173,7 +183,7 @@ impl ObjectStorage {
     /// was lost, the object itself tells whether this call has put it, and equal contents have equal tags.
     pub fn put(&self, path: &Path, content: &[u8], condition: &Condition) -> Result<Version> {
         self.require_writable()?;
-        let (key, objects) = (self.key(path)?, &self.client()?.objects);
+        let (key, objects) = (self.object_key(path)?, &self.client()?.objects);
         let mode = match condition {
             Condition::New => PutMode::Create,
             Condition::Any => PutMode::Overwrite,
@@ -183,21 +193,21 @@ impl ObjectStorage {
             }),
         };
         let action = if *condition == Condition::Any { "write the object" } else { "commit the object" };
-        self.wait(action, path, put_unless(&**objects, &key, content.to_vec().into(), mode)).map(
-            |outcome| match outcome {
-                Put::Written(version) => Ok(version),
-                Put::Refused(error) => Err(told(&error, action, path)),
-            },
-        )?
+        let put = put_unless(&**objects, &key, content.to_vec().into(), mode);
+        wait_for(self.in_time(content.len(), action, path, put)).map(|outcome| match outcome {
+            Put::Written(version) => Ok(version),
+            Put::Refused(error) => Err(told(&error, action, path)),
+        })?
     }
 
     /// Puts whole objects, several at a time, whatever has their names.
     pub fn put_all(&self, contents: &[(PathBuf, &[u8])]) -> Result<()> {
         self.require_writable()?;
         let objects = &self.client()?.objects;
-        self.several(contents, "write the object", |(path, content)| async move {
-            let put = objects.put(&self.key(path)?, content.to_vec().into()).await;
-            put.map(drop).map_err(|error| told(&error, "write the object", path))
+        self.several(contents, |(path, content)| async move {
+            let key = self.object_key(path)?;
+            let put = objects.put(&key, content.to_vec().into());
+            self.in_time(content.len(), "write the object", path, put).await.map(drop)
         })
         .map(drop)
     }
@@ -206,21 +216,16 @@ impl ObjectStorage {
     fn several<'a, W, T, F: Future<Output = Result<T>>>(
         &self,
         wanted: &'a [(PathBuf, W)],
-        action: &str,
         call: impl Fn(&'a (PathBuf, W)) -> F,
     ) -> Result<Vec<T>> {
-        let deadline = self.settings.deadline;
-        let in_time = |entry: &'a (PathBuf, W)| {
-            let requests = timeout(deadline, call(entry));
-            async move { requests.await.unwrap_or_else(|_| Err(late(deadline, action, &entry.0))) }
-        };
-        wait_for(async { iter(wanted.iter().map(in_time)).buffered(AT_A_TIME).try_collect().await })
+        wait_for(async { iter(wanted.iter().map(call)).buffered(AT_A_TIME).try_collect().await })
     }
 
     /// Puts a copy of an object, which the store makes, where nothing is.
     pub fn copy(&self, source: &Path, target: &Path) -> Result<()> {
         self.require_writable()?;
-        let (from, to, objects) = (self.key(source)?, self.key(target)?, &self.client()?.objects);
+        let (from, to, objects) =
+            (self.object_key(source)?, self.object_key(target)?, &self.client()?.objects);
         self.wait("copy the object", source, objects.copy(&from, &to))
     }
 
@@ -249,8 +254,28 @@ impl ObjectStorage {
     /// Removes an object; one that is gone already is no error.
     pub fn remove(&self, path: &Path) -> Result<()> {
         self.require_writable()?;
-        let (key, objects) = (self.key(path)?, &self.client()?.objects);
+        let (key, objects) = (self.object_key(path)?, &self.client()?.objects);
         self.wait("remove the object", path, async { absent(objects.delete(&key).await) }).map(drop)
+    }
+
+    /// The bytes of all objects beneath a path, by one listing however deep they lie.
+    pub fn bytes_beneath(&self, directory: &Path) -> Result<u64> {
+        let (prefix, objects) = (self.key(directory)?, &self.client()?.objects);
+        let action = "list what is there";
+        let step = |_| late(self.settings.deadline, action, directory);
+        wait_for(async {
+            let mut nbytes = 0;
+            let mut listed = objects.list(Some(&prefix));
+            // A tree has no bound, so the deadline is that of each step.
+            while let Some(meta) = timeout(self.settings.deadline, listed.try_next())
+                .await
+                .map_err(step)?
+                .map_err(|error| told(&error, action, directory))?
+            {
+                nbytes += meta.size;
+            }
+            Ok(nbytes)
+        })
     }
 
     /// Removes all that lies beneath a path, however many requests that takes; returns how many objects that were.

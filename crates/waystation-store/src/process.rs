@@ -3,10 +3,11 @@
 //! Invariants: nothing is asked of what a forebear made, so no lock is waited for that a thread of it held, and no
 //! connection of it is used; what a forebear made is never freed here, because its threads do not exist here.
 
+use std::cell::RefCell;
 use std::pin::pin;
 use std::ptr;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
@@ -27,6 +28,47 @@ pub fn give_up_if(check: fn() -> bool) {
     GIVE_UP.get_or_init(|| check);
 }
 
+/// Waits of threads that work for another one, which ends them all when it works on itself no longer.
+///
+/// A thread that works for one that works for another gives up with both.
+#[derive(Clone, Debug)]
+pub struct Waits {
+    is_over: Arc<AtomicBool>,
+    /// Of the thread that these threads work for.
+    of_thread: Option<Box<Waits>>,
+}
+
+thread_local! {
+    static OWN: RefCell<Option<Waits>> = const { RefCell::new(None) };
+}
+
+impl Waits {
+    /// Those of threads that work for this one.
+    pub fn new() -> Self {
+        Self { is_over: Arc::default(), of_thread: OWN.with_borrow(|own| own.clone().map(Box::new)) }
+    }
+
+    /// The waits of this thread, from now on, are among these.
+    pub fn join(&self) {
+        OWN.with_borrow_mut(|own| *own = Some(self.clone()));
+    }
+
+    /// Ends them, those that are to come as well.
+    pub fn end(&self) {
+        self.is_over.store(true, Ordering::Release);
+    }
+
+    fn are_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire) || self.of_thread.as_ref().is_some_and(|waits| waits.are_over())
+    }
+}
+
+impl Default for Waits {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 /// Waits for requests. Cancelled, if the thread is to give up; what has been sent may still arrive then.
 pub fn wait_for<T>(requests: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = runtime()?;
@@ -36,7 +78,8 @@ pub fn wait_for<T>(requests: impl Future<Output = Result<T>>) -> Result<T> {
         if let Ok(outcome) = waited {
             return outcome;
         }
-        if is_main_thread() && GIVE_UP.get().is_some_and(|check| check()) {
+        let is_over = OWN.with_borrow(|own| own.as_ref().is_some_and(Waits::are_over));
+        if is_over || (is_main_thread() && GIVE_UP.get().is_some_and(|check| check())) {
             return Err(Error::new(Kind::Cancelled, "the wait for the store was interrupted"));
         }
     }

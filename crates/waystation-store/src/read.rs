@@ -2,18 +2,28 @@
 //!
 //! Spans that lie near each other are one request, long ones several. Threads of the job wait for the requests, copy
 //! what arrives to where it belongs, and conclude units; the threads of the runtime do the rest. A request that is
-//! dropped touches no memory, because only the threads of the job copy.
+//! dropped touches no memory, because only the threads of the job copy. So a request that takes far longer than others
+//! (`pace`) gets a second one beside it, and the one that ends later is dropped.
+//!
+//! With a cache units do not go beyond its blocks. A unit whose block is in the cache comes from there; else whole blocks
+//! are fetched, and kept. What no cache takes is read as if there was none.
 
+use std::cell::{Cell, RefCell};
 use std::num::NonZeroUsize;
 use std::ops::Range;
+use std::path::Path;
+use std::pin::pin;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use futures_util::stream::FuturesUnordered;
+use bytes::Bytes;
+use futures_util::future::{Either, select};
+use futures_util::stream::{FuturesUnordered, iter};
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::{GetOptions, GetResult, ObjectMeta, ObjectStoreExt};
-use tokio::time::{Instant, timeout_at};
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::{Instant, sleep, timeout_at};
 use waystation_format::{Error, Kind, Result};
 use waystation_io::first_touch;
 use waystation_io::job::in_parallel;
@@ -22,24 +32,26 @@ use waystation_io::read::gpu_direct::GpuDirect;
 use waystation_io::read::layout::{Layout, Rules};
 use waystation_io::read::plan::{FilePlan, ReadFile};
 use waystation_io::read::spans::portions;
-use waystation_io::read::{Batch, Statistics, check_length, conclude, truncated};
+use waystation_io::read::{Batch, Statistics, Stripes, check_length, conclude, truncated};
 
+use crate::cache::{CACHED_BYTES, Claim, Entry, Memory};
 use crate::client::Client;
 use crate::errors::{late, told};
-use crate::{ObjectStorage, process};
+use crate::pace::Pace;
+use crate::{ObjectStorage, STEP_BYTES, process};
 
 /// Requests in flight.
 const DEPTH: usize = 16;
 /// Bytes of a request.
 const UNIT_BYTES: usize = 8 << 20;
-/// Bytes of an answer that come within the deadline.
-const STEP_BYTES: u64 = 1 << 20;
 /// Reading so many bytes that nobody needs takes no longer than another request.
 const GAP_BYTES: u64 = 1 << 20;
 /// More threads copy and verify no faster.
 const MOST_THREADS: usize = 4;
 /// How often a job looks whether it is to stop while it waits.
 pub const TICK: Duration = Duration::from_millis(20);
+/// How long a job waits for another process that fetches the same block, before it fetches that itself.
+const PATIENCE: Duration = Duration::from_secs(15);
 /// Nothing has to be aligned, and a part costs no more than a call of `memcpy`.
 const RULES: Rules = Rules {
     offset_alignment: 1,
@@ -47,6 +59,10 @@ const RULES: Rules = Rules {
     least_bytes: 4096,
     most_parts: NonZeroUsize::new(4096).unwrap(),
 };
+const ACTION: &str = "read the object";
+
+/// Takes bytes of an object that have arrived, with their offset there.
+type Sink<'a> = &'a dyn Fn(u64, &[u8]);
 
 /// # Safety
 /// As for [`waystation_io::storage::Storage::read`].
@@ -56,12 +72,10 @@ pub unsafe fn read(storage: &ObjectStorage, batch: &Batch<'_>) -> Result<Statist
     spans.iter_mut().for_each(join_near);
     let wanted = batch.options.depth.unwrap_or(DEPTH);
     let stripes = batch.stripes(&spans, wanted);
-    let units: Vec<(usize, Range<u64>)> = stripes
-        .all()
-        .iter()
-        .flat_map(|stripe| stripe.spans.iter().map(|span| (stripe.file, span.clone())))
-        .flat_map(|(file, span)| portions(span, unit_bytes as u64).map(move |unit| (file, unit)))
-        .collect();
+    let units = match storage.cache {
+        None => units_of(&stripes, unit_bytes as u64),
+        Some(_) => units_of_blocks(&spans, unit_bytes as u64),
+    };
     let depth = wanted.min(units.len()).max(1);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = batch.options.threads.unwrap_or(cores.min(MOST_THREADS)).clamp(1, depth);
@@ -73,11 +87,23 @@ pub unsafe fn read(storage: &ObjectStorage, batch: &Batch<'_>) -> Result<Statist
         next_unit: AtomicUsize::new(0),
         scratch: Scratch::new(depth, unit_bytes, batch.delivery.devices)?,
         versions: batch.plan.files.iter().map(|plan| known_version(&plan.file)).collect(),
+        pace: Pace::default(),
         bytes_read: AtomicU64::new(0),
+        cached_bytes: AtomicU64::new(0),
+        cache_problem: OnceLock::new(),
         first_touch_ns: AtomicU64::new(0),
     };
     let next_worker = AtomicUsize::new(0);
     let runtime = process::runtime()?;
+    if let Some(cache) = &storage.cache {
+        cache.prepare();
+        runtime.block_on(async {
+            tokio::select! {
+                () = reader.ask_versions(depth) => {},
+                () = reader.stopped() => {},
+            }
+        });
+    }
     in_parallel(threads, "waystation-read", &|| {
         let worker = next_worker.fetch_add(1, Ordering::Relaxed);
         let slots = depth * worker / threads..depth * (worker + 1) / threads;
@@ -95,6 +121,9 @@ pub unsafe fn read(storage: &ObjectStorage, batch: &Batch<'_>) -> Result<Statist
             GpuDirect::Unwanted => None,
             _ => Some("what is in an object store comes through the network".to_owned()),
         },
+        cached_bytes: reader.cached_bytes.into_inner(),
+        cache_problem: reader.cache_problem.into_inner(),
+        repeated_requests: reader.pace.repeated() as u64,
     })
 }
 
@@ -114,6 +143,31 @@ fn join_near(spans: &mut Vec<Range<u64>>) {
     });
 }
 
+/// The units of stripes: whatever spans they have, cut into so many bytes.
+fn units_of(stripes: &Stripes, unit_bytes: u64) -> Vec<(usize, Range<u64>)> {
+    let spans =
+        stripes.all().iter().flat_map(|stripe| stripe.spans.iter().map(|span| (stripe.file, span.clone())));
+    spans.flat_map(|(file, span)| portions(span, unit_bytes).map(move |unit| (file, unit))).collect()
+}
+
+/// The units of spans, none of which goes beyond a block of the cache. Processes that load the same at the same time
+/// begin at different ones, and so fetch for each other.
+fn units_of_blocks(spans: &[Vec<Range<u64>>], unit_bytes: u64) -> Vec<(usize, Range<u64>)> {
+    let mut units = Vec::new();
+    for (file, span) in
+        spans.iter().enumerate().flat_map(|(file, spans)| spans.iter().map(move |span| (file, span)))
+    {
+        for block in span.start / CACHED_BYTES..span.end.div_ceil(CACHED_BYTES) {
+            let start = span.start.max(block * CACHED_BYTES);
+            let end = span.end.min((block + 1) * CACHED_BYTES);
+            units.extend(portions(start..end, unit_bytes).map(|unit| (file, unit)));
+        }
+    }
+    let turn = (u64::from(std::process::id().wrapping_mul(0x9e37_79b1)) * units.len() as u64) >> 32;
+    units.rotate_left(turn as usize);
+    units
+}
+
 /// What the workers of a job share.
 struct Reader<'a> {
     storage: &'a ObjectStorage,
@@ -124,7 +178,10 @@ struct Reader<'a> {
     scratch: Scratch,
     /// The tag of each file, as the plan has it, or else the first answer.
     versions: Vec<OnceLock<Option<String>>>,
+    pace: Pace,
     bytes_read: AtomicU64,
+    cached_bytes: AtomicU64,
+    cache_problem: OnceLock<String>,
     first_touch_ns: AtomicU64,
 }
 
@@ -159,53 +216,191 @@ impl Reader<'_> {
         let plan = &self.batch.plan.files[file];
         let mut layout = Layout::default();
         layout.divide(plan, unit.clone(), &RULES, NonZeroUsize::MAX, self.scratch.address(slot));
-        self.batch.wait_for_store(unit.end - unit.start);
         let in_place = |error: Error| match error.kind() {
             Kind::Unavailable => error.with("offset", unit.start.to_string()),
             _ => error,
         };
-        self.fill(file, &layout).await.map_err(in_place)?;
-        self.bytes_read.fetch_add(unit.end - unit.start, Ordering::Relaxed);
+        let is_prepared = Cell::new(false);
+        let to_parts = |position: u64, bytes: &[u8]| {
+            if !is_prepared.replace(true) {
+                layout.prepare();
+            }
+            // SAFETY: nobody else has the memory of the parts: `read`'s caller vouches for destinations.
+            unsafe { copy_to_parts(&layout, position, bytes) };
+        };
+        let kept = match self.through_cache(file, &unit, &to_parts).await.map_err(in_place)? {
+            Some(kept) => kept,
+            None => {
+                self.bring(file, unit.clone(), &to_parts).await.map_err(in_place)?;
+                None
+            }
+        };
         // SAFETY: every part is filled; `read`'s caller vouches for destinations, and nobody else has the slot.
         let nbytes = unsafe { conclude(plan, &layout, self.batch.delivery) }?.land()?;
         self.batch.add_done(nbytes);
+        if let Some(kept) = kept
+            && let Ok(outcome) = kept.await
+        {
+            self.tell(outcome.err());
+        }
         Ok(slot)
     }
 
-    /// Fills the parts of a unit as the bytes arrive. Each `STEP_BYTES` of the answer have the deadline of the store:
-    /// what comes slowly comes.
-    async fn fill(&self, file: usize, layout: &Layout) -> Result<()> {
+    // ---- the cache ---------------------------------------------------------------------------------
+
+    /// Asks which versions there are, of files of which that is not known: what is cached is that of a version. Where
+    /// this fails, the request for the data says why.
+    async fn ask_versions(&self, depth: usize) {
+        let mut files: Vec<usize> = self.units.iter().map(|(file, _)| *file).collect();
+        files.sort_unstable();
+        files.dedup();
+        let ask = |file: usize| async move {
+            let plan = &self.batch.plan.files[file].file;
+            if self.versions[file].get().is_none()
+                && let Ok(key) = self.storage.key(&plan.path)
+                && let Ok(Ok(found)) =
+                    tokio::time::timeout(self.storage.settings.deadline, self.client.objects.head(&key)).await
+                && check_length(&plan.path, found.size, plan.file_bytes, self.batch.options.may_be_longer)
+                    .is_ok()
+            {
+                self.versions[file].get_or_init(|| found.e_tag);
+            }
+        };
+        iter(files).map(ask).buffer_unordered(depth).collect::<Vec<()>>().await;
+    }
+
+    async fn stopped(&self) {
+        while !self.batch.should_stop() {
+            sleep(TICK).await;
+        }
+    }
+
+    /// The block of the cache that a unit is in, if the cache can have it: versions are told apart by their tags.
+    fn entry(&self, file: usize, unit: &Range<u64>) -> Option<Entry> {
+        let plan = &self.batch.plan.files[file].file;
+        let tag = self.versions[file].get()?.as_deref().filter(|tag| !tag.starts_with("W/"))?;
+        self.storage.cache.as_ref()?.entry(&self.storage.name_of(&plan.path), tag, plan.file_bytes, unit)
+    }
+
+    /// Reads a unit from the cache, or fetches its block, which is kept there. `None` where the cache does not take it;
+    /// else what is still being written to the cache.
+    async fn through_cache(
+        &self,
+        file: usize,
+        unit: &Range<u64>,
+        sink: Sink<'_>,
+    ) -> Result<Option<Option<Keeping>>> {
+        let Some(entry) = self.entry(file, unit) else { return Ok(None) };
+        let until = Instant::now() + PATIENCE;
+        while !self.batch.should_stop() {
+            if self.kept_already(&entry, unit, sink).await {
+                return Ok(Some(None));
+            }
+            match entry.claim() {
+                Claim::Impossible(problem) => {
+                    self.tell(problem);
+                    return Ok(None);
+                }
+                Claim::Another if Instant::now() < until => sleep(TICK).await,
+                Claim::Another => return Ok(None),
+                Claim::Own(claimed) => {
+                    if self.kept_already(&entry, unit, sink).await {
+                        return Ok(Some(None)); // written by the last who had claimed it
+                    }
+                    let block = entry.block.clone();
+                    let Ok(memory) = Memory::new((block.end - block.start) as usize) else { return Ok(None) };
+                    let memory = RefCell::new(memory);
+                    let to_memory = |position: u64, bytes: &[u8]| {
+                        let begin = (position - block.start) as usize;
+                        memory.borrow_mut().bytes()[begin..begin + bytes.len()].copy_from_slice(bytes);
+                    };
+                    self.bring(file, block.clone(), &to_memory).await?;
+                    let content = Bytes::from_owner(memory.into_inner());
+                    sink(
+                        unit.start,
+                        &content[(unit.start - block.start) as usize..(unit.end - block.start) as usize],
+                    );
+                    return Ok(Some(Some(spawn_blocking(move || claimed.publish(&content)))));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Keeps the first problem of the cache.
+    fn tell(&self, problem: Option<String>) {
+        if let Some(problem) = problem {
+            self.cache_problem.get_or_init(|| problem);
+        }
+    }
+
+    async fn kept_already(&self, entry: &Entry, unit: &Range<u64>, sink: Sink<'_>) -> bool {
+        let (entry, range) = (entry.clone(), unit.clone());
+        let Ok(Some(bytes)) = spawn_blocking(move || entry.read(&range)).await else { return false };
+        sink(unit.start, &bytes);
+        self.cached_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        true
+    }
+
+    // ---- requests ----------------------------------------------------------------------------------
+
+    /// Brings a range of a file, by a second request as well where the first one takes far longer than others.
+    async fn bring(&self, file: usize, range: Range<u64>, sink: Sink<'_>) -> Result<()> {
+        let nbytes = range.end - range.start;
+        self.batch.wait_for_store(nbytes);
+        let position = Cell::new(range.start);
+        let mut first = Box::pin(self.request(file, range.clone(), &position, sink));
+        let outcome = match self.pace.in_usual_time(&mut first, nbytes).await {
+            Some(outcome) => outcome,
+            None => {
+                let (from, rest) = (position.get(), RefCell::new(Vec::new()));
+                let keep = |_: u64, bytes: &[u8]| rest.borrow_mut().extend_from_slice(bytes);
+                let reached = Cell::new(from);
+                let second = pin!(self.request(file, from..range.end, &reached, &keep));
+                let is_first = match select(first, second).await {
+                    Either::Left((Ok(()), _)) => true,
+                    Either::Left((Err(error), second)) => second.await.map(|()| false).map_err(|_| error)?,
+                    Either::Right((Ok(()), _)) => false, // the first one is dropped, and copies nothing more
+                    Either::Right((Err(_), first)) => first.await.map(|()| true)?,
+                };
+                let rest = rest.take();
+                if !is_first {
+                    sink(from, &rest);
+                }
+                self.bytes_read.fetch_add(rest.len() as u64, Ordering::Relaxed);
+                Ok(())
+            }
+        };
+        self.bytes_read.fetch_add(nbytes, Ordering::Relaxed);
+        outcome
+    }
+
+    /// Brings a range of a file by one request; `position` tells how far it is.
+    async fn request(
+        &self,
+        file: usize,
+        range: Range<u64>,
+        position: &Cell<u64>,
+        sink: Sink<'_>,
+    ) -> Result<()> {
         let plan = &self.batch.plan.files[file];
         let path = &plan.file.path;
-        let failed = |error: object_store::Error| told(&error, "read the object", path);
-        let unit = layout.unit();
         let deadline = self.storage.settings.deadline;
-        let too_late = |_| late(deadline, "read the object", path);
-        let mut step_ends = Instant::now() + deadline;
-        let found = timeout_at(step_ends, self.get(plan, unit.clone())).await.map_err(too_late)??;
+        let answer = timeout_at(Instant::now() + deadline, self.get(plan, range.clone())).await;
+        let found = answer.map_err(|_| late(deadline, ACTION, path))??;
         self.check_version(file, &found.meta)?;
         check_length(path, found.meta.size, plan.file.file_bytes, self.batch.options.may_be_longer)?;
-        layout.prepare();
-        let (mut position, mut step) = (unit.start, unit.start + STEP_BYTES);
-        let mut chunks = found.into_stream();
-        while let Some(bytes) =
-            timeout_at(step_ends, chunks.try_next()).await.map_err(too_late)?.map_err(failed)?
-        {
-            if bytes.len() as u64 > unit.end - position {
-                break; // more than was asked for
-            }
-            // SAFETY: nobody else has the memory of the parts: `read`'s caller vouches for destinations.
-            unsafe { copy_to_parts(layout, position, &bytes) };
-            position += bytes.len() as u64;
-            if position >= step {
-                (step, step_ends) = (position + STEP_BYTES, Instant::now() + deadline);
+        let end = pour(self.storage, path, found, range.end - range.start, |done, bytes| {
+            sink(range.start + done, bytes);
+            position.set(range.start + done + bytes.len() as u64);
+        });
+        match end.await? {
+            done if done == range.end - range.start => Ok(()),
+            done => {
+                let message = format!("the store's answer ended after {done} bytes");
+                Err(Error::new(Kind::Unavailable, message).with("path", path.display().to_string()))
             }
         }
-        if position == unit.end {
-            return Ok(());
-        }
-        let message = format!("the store's answer ended after {} bytes", position - unit.start);
-        Err(Error::new(Kind::Unavailable, message).with("path", path.display().to_string()))
     }
 
     async fn get(&self, plan: &FilePlan, unit: Range<u64>) -> Result<GetResult> {
@@ -234,6 +429,37 @@ impl Reader<'_> {
         let message = "the object was replaced while it was read; read it again";
         let path = &self.batch.plan.files[file].file.path;
         Err(Error::new(Kind::Conflict, message).with("path", path.display().to_string()))
+    }
+}
+
+/// What writes a block to the cache.
+type Keeping = JoinHandle<std::result::Result<(), String>>;
+
+/// Gives the bytes of an answer to a sink, as they come, with the number of those before; returns how many came. It ends
+/// where more come than were asked for. Each `STEP_BYTES` have the deadline of the store: what comes slowly comes.
+pub async fn pour(
+    storage: &ObjectStorage,
+    path: &Path,
+    found: GetResult,
+    most: u64,
+    mut sink: impl FnMut(u64, &[u8]),
+) -> Result<u64> {
+    let deadline = storage.settings.deadline;
+    let (mut done, mut step) = (0, STEP_BYTES as u64);
+    let mut step_ends = Instant::now() + deadline;
+    let mut chunks = found.into_stream();
+    loop {
+        let next =
+            timeout_at(step_ends, chunks.try_next()).await.map_err(|_| late(deadline, ACTION, path))?;
+        let Some(bytes) = next.map_err(|error| told(&error, ACTION, path))? else { return Ok(done) };
+        if bytes.len() as u64 > most - done {
+            return Ok(done);
+        }
+        sink(done, &bytes);
+        done += bytes.len() as u64;
+        if done >= step {
+            (step, step_ends) = (done + STEP_BYTES as u64, Instant::now() + deadline);
+        }
     }
 }
 

@@ -118,14 +118,20 @@ impl<'a> NewObjects<'a> {
         call: impl Fn(usize) -> F,
     ) -> Result<()> {
         process::runtime()?.block_on(async {
-            let calls = iter(files).map(|file| self.in_time(file, call(file)));
+            let calls = iter(files).map(|file| self.in_time(file, 0, call(file)));
             let outcomes: Vec<Result<()>> = calls.buffer_unordered(self.depth).collect().await;
             outcomes.into_iter().collect()
         })
     }
 
-    async fn in_time<T>(&self, file: usize, requests: impl Future<Output = Result<T>>) -> Result<T> {
-        let deadline = self.storage.settings.deadline;
+    /// Requests that send so many bytes, and end in time.
+    async fn in_time<T>(
+        &self,
+        file: usize,
+        nbytes: usize,
+        requests: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let deadline = self.storage.settings.patience_for(nbytes);
         let outcome = tokio::time::timeout(deadline, requests).await;
         outcome.unwrap_or_else(|_| Err(late(deadline, "write the object", self.path(file))))
     }
@@ -287,11 +293,11 @@ impl<'a> NewObjects<'a> {
     async fn put(&self, blocks: &Blocks<'_>, piece: Piece, bytes: Bytes) -> Result<()> {
         blocks.wait_for_store(piece.nbytes);
         let in_place = |error: Error| error.with("offset", piece.offset.to_string());
-        self.in_time(piece.file, self.put_part(&piece, bytes)).await.map_err(in_place)?;
+        self.in_time(piece.file, piece.nbytes, self.put_part(&piece, bytes)).await.map_err(in_place)?;
         blocks.mark_written(&piece);
         // A store may take its time to join parts, so that is done while others are uploaded.
         if self.files[piece.file].missing.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.in_time(piece.file, self.finish_one(piece.file)).await?;
+            self.in_time(piece.file, 0, self.finish_one(piece.file)).await?;
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -87,16 +88,39 @@ def settings_of_s3fs(storage_options: Mapping[str, Any]) -> StoreSettings:
     return StoreSettings(found)
 
 
+class _Wrong:
+    """What stands for settings that are none, in messages: values may be credentials."""
+
+    def __init__(self, shown: str) -> None:
+        self._shown = shown
+
+    def __repr__(self) -> str:
+        return self._shown
+
+
 def _settings(value: Any) -> Any:
-    is_text = isinstance(value, Mapping) and all(
-        isinstance(text, str) for pair in value.items() for text in pair
-    )
-    # What is refused is shown, so it must not be the values.
-    return StoreSettings(value) if is_text else type(value)
+    if not isinstance(value, Mapping):
+        return _Wrong(f"a {type(value).__name__}")
+    texts = {}
+    for name, setting in value.items():
+        if not isinstance(name, str):
+            return _Wrong(f"one with a {type(name).__name__} as a name")
+        if isinstance(setting, bool):
+            texts[name] = "true" if setting else "false"
+        elif isinstance(setting, str | int):
+            texts[name] = str(setting)
+        else:
+            return _Wrong(f"one with a {type(setting).__name__} as '{name}'")
+    return StoreSettings(texts)
 
 
 def _is_settings(value: Any) -> str | None:
-    return None if isinstance(value, StoreSettings) else "a dict of strings by name"
+    is_meant = isinstance(value, StoreSettings)
+    return None if is_meant else "a dict of text, True or False, and whole numbers by name"
+
+
+def _path(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _seconds(value: Any) -> str | None:
@@ -110,19 +134,28 @@ class ObjectStoreOptions(OptionGroup):
     Attributes:
         settings: Settings by the names that the Rust crate `object_store` has for them, such as
             `aws_endpoint`, `aws_region`, `google_service_account`. The environment (`AWS_…`, `GOOGLE_…`,
-            `AZURE_…`) counts for those that are not given. `skip_signature` is `"true"` for what is public.
+            `AZURE_…`) counts for those that are not given. A value is text, True or False, or a whole
+            number; `skip_signature` is True for what is public.
         deadline_s: Until when a request must have succeeded, with everything that is tried again; of a long
             answer each MiB.
         allow_unconditional: Whether to save to a store that cannot create an object on condition that there
             is none. Then nothing keeps two programs from overwriting what the other saves.
+        cache_directory: A directory of this machine in which loads keep what they have read of stores, so
+            that the next load of the same, in any process, reads it from there; None for none. Only who may
+            read all that is loaded should be able to read it, and only who is trusted to write to it.
+        cache_bytes: How many bytes the cache may have. What was not used for the longest time goes first.
     """
 
-    settings: Mapping[str, str] = field(default_factory=lambda: StoreSettings({}))
+    settings: Mapping[str, str | bool | int] = field(default_factory=lambda: StoreSettings({}))
     deadline_s: float = 120.0
     allow_unconditional: bool = False
-    _conversions: ClassVar = {"settings": _settings}
+    cache_directory: str | None = None
+    cache_bytes: int = 16 << 30
+    _conversions: ClassVar = {"settings": _settings, "cache_directory": _path}
     _checks: ClassVar = {
         "settings": _is_settings,
         "deadline_s": _seconds,
         "allow_unconditional": checks.boolean,
+        "cache_directory": checks.path_or_none,
+        "cache_bytes": checks.positive,
     }

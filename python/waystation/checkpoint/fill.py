@@ -108,6 +108,8 @@ class Filling:
             received_bytes,
             read.first_touch_s,
             checkpointable,
+            read.cached_bytes,
+            read.repeated_requests,
         )
         statistics.log()
         give(statistics, loading.on_statistics, "array.loading.on_statistics")

@@ -110,6 +110,8 @@ class ReadStatistics:
         bytes_read: Bytes that were read for that: of whole blocks where they are verified, and of headers.
         modes: The ways in which files were read.
         first_touch_s: Processor time of all threads that the first touch of the memory of arrays took.
+        cached_bytes: Bytes that came from a cache of this machine.
+        repeated_requests: Requests to a store that were sent a second time.
         gpu_direct_bytes: Bytes of those that were read straight to GPUs.
         gpu_direct_reasons: Why others were not, where that was wanted.
         headers: The files whose header has been read, and so verified.
@@ -119,6 +121,8 @@ class ReadStatistics:
     bytes_read: int = 0
     modes: set[str] = field(default_factory=set)
     first_touch_s: float = 0.0
+    cached_bytes: int = 0
+    repeated_requests: int = 0
     gpu_direct_bytes: int = 0
     gpu_direct_reasons: set[str] = field(default_factory=set)
     headers: set[int] = field(default_factory=set)

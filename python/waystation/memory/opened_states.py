@@ -181,6 +181,8 @@ class OpenShards(OpenCheckpointable):
         wanted = [replace(request, missing=[next(parts) for _ in request.boxes]) for request in requests]
         self.on_disk.fill(wanted, destinations, options, on_job, own)
         statistics.bytes_read += own.bytes_read
+        statistics.cached_bytes += own.cached_bytes
+        statistics.repeated_requests += own.repeated_requests
         self.version.disk_bytes += own.bytes_read
 
     def _is_on_disk(self, array: int) -> bool:

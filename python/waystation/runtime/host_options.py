@@ -41,6 +41,8 @@ _OF_THE_PROGRAM = frozenset(
         "storage.settings",
         "storage.deadline_s",
         "storage.allow_unconditional",
+        "storage.cache_directory",
+        "storage.cache_bytes",
     }
 )
 # These come down to one number, or to what single arrays are told.

@@ -294,7 +294,13 @@ def _report(request: Request, filling: Filling, duration_s: float) -> None:
     read = filling.reading.statistics
     path = request.opened.headers[0].path if len(request.opened.headers) == 1 else request.opened.directory
     statistics = LoadStatistics(
-        path, read.bytes_needed, read.bytes_read, duration_s, first_touch_s=read.first_touch_s
+        path,
+        read.bytes_needed,
+        read.bytes_read,
+        duration_s,
+        first_touch_s=read.first_touch_s,
+        cached_bytes=read.cached_bytes,
+        repeated_requests=read.repeated_requests,
     )
     statistics.log()
     give(statistics, request.options.array.loading.on_statistics, "array.loading.on_statistics")

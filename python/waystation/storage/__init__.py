@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from waystation import _native
 from waystation._errors import (
+    Cancelled,
     InvalidInput,
     NotFound,
     Unsupported,
@@ -51,6 +52,7 @@ __all__ = [
     "entries",
     "entries_or_none",
     "files_below",
+    "has_query",
     "is_absence",
     "is_directory",
     "is_file",
@@ -83,7 +85,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _LOCAL: Storage = LocalStorage()
-_SHORTENED = re.compile("(s3|s3a|gs|az|abfs|abfss|https?):/[^/]")
+_SHORTENED = re.compile("(s3a?|gc?s|az|abfss?|https?):/[^/]", re.IGNORECASE)
 # Threads that wait for a store.
 _SIDE_BY_SIDE = 32
 
@@ -156,6 +158,15 @@ def of(path: PathLike) -> Storage:
     return object_store.of(os.fspath(path))
 
 
+def has_query(path: PathLike) -> bool:
+    """Whether a location is that of a URL with a query."""
+    if not is_in_store(path):
+        return False
+    from waystation.storage import object_store
+
+    return object_store.has_query(os.fspath(path))
+
+
 def resolved(path: PathLike) -> str:
     """The path without symbolic links."""
     return of(path).resolved(os.fspath(path))
@@ -192,7 +203,8 @@ def engine_of(path: PathLike) -> _native.ObjectStore | None:
 
 def side_by_side(directory: PathLike, call: Callable[[T], R], arguments: Iterable[T]) -> list[R]:
     """What a call gives for each of several things in a directory. In a store, whose answers take long,
-    several calls run at a time: as many as the system starts threads for, one of them in this thread.
+    several calls run at a time: as many as the system starts threads for, one of them in this thread. An
+    interrupt of this thread ends the waits of the others.
 
     Raises:
         What a call raises: then no more of them begin.
@@ -200,6 +212,7 @@ def side_by_side(directory: PathLike, call: Callable[[T], R], arguments: Iterabl
     given = list(arguments)
     if not is_in_store(directory):
         return [call(argument) for argument in given]
+    waits = _native.StoreWaits()
     results: dict[int, R] = {}
     errors: list[BaseException] = []
     pending = collections.deque(range(len(given)))
@@ -215,28 +228,49 @@ def side_by_side(directory: PathLike, call: Callable[[T], R], arguments: Iterabl
             except BaseException as error:
                 errors.append(error)
 
-    # No executor: that refuses work once the interpreter waits for its last threads, in one of which a save
-    # in the background may go on.
-    threads = []
-    for _ in range(min(len(given), _SIDE_BY_SIDE) - 1):
+    helpers: list[threading.Thread] = []
+    try:
+        _have_help(work, waits, min(len(given), _SIDE_BY_SIDE) - 1, helpers)
+        work()
+        if any(map(_is_interrupt, errors)):
+            waits.end()
+        for helper in helpers:
+            helper.join()
+    except BaseException as error:  # an interrupt of the wait
+        errors.append(error)
+        waits.end()
+        for helper in helpers:
+            helper.join()
+    if errors:
+        raise next(filter(_is_interrupt, errors), errors[0])
+    return [results[number] for number in range(len(given))]
+
+
+def _have_help(
+    work: Callable[[], None], waits: _native.StoreWaits, most: int, helpers: list[threading.Thread]
+) -> None:
+    """Starts threads that do the same work, as many as the system allows; adds them to `helpers`.
+
+    No executor does it: that refuses work once the interpreter waits for its last threads, in one of which a
+    save in the background may go on.
+    """
+
+    def help_out() -> None:
+        waits.join()
+        work()
+
+    for _ in range(most):
         run = contextvars.copy_context().run
-        thread = threading.Thread(target=run, args=(work,), name="waystation: store")
+        thread = threading.Thread(target=run, args=(help_out,), name="waystation: store")
         try:
             thread.start()
         except RuntimeError:
-            break
-        threads.append(thread)
-    try:
-        work()
-        for thread in threads:
-            thread.join()
-    except BaseException as error:  # an interrupt of the wait
-        errors.append(error)
-        for thread in threads:
-            thread.join()
-    if errors:
-        raise errors[0]
-    return [results[number] for number in range(len(given))]
+            return
+        helpers.append(thread)
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    return isinstance(error, Cancelled) or not isinstance(error, Exception)
 
 
 # ---- looking -----------------------------------------------------------------------------------

@@ -38,6 +38,10 @@ _LOCATION = re.compile(
     re.DOTALL,
 )
 _URL = re.compile("https?://", re.IGNORECASE)
+# Other writings of schemes. Queries are those of HTTP; a mark of a question alone may be in a name.
+_SCHEME = re.compile("(s3a?|gc?s|az|abfss?)(?=://)", re.IGNORECASE)
+_ONE_NAME = {"gcs": "gs"}
+_QUERY = re.compile(r"\?[^/]*=")
 # By what stands for them, the oldest first. Whoever opens signed files for weeks does not keep them all.
 _queries: dict[str, str] = {}
 _MOST_QUERIES = 10_000
@@ -57,6 +61,14 @@ def location(text: str) -> str:
     """
     if _URL.match(text):
         text = _location_of_url(text)
+    elif (scheme := _SCHEME.match(text)) is not None:
+        lower = scheme[0].lower()
+        text = _ONE_NAME.get(lower, lower) + text[scheme.end() :]
+        if _QUERY.search(text):
+            raise InvalidInput(
+                f"'{shown(text)}' has a query, which only URLs of HTTP have; leave it out, and give what it "
+                "says as Context.storage.settings"
+            )
     found = _LOCATION.fullmatch(text)
     if found is None:
         raise InvalidInput(
@@ -68,7 +80,9 @@ def location(text: str) -> str:
         raise InvalidInput("a location may not hold credentials; give them in the environment, or as options")
     parts = key.split("/") if key else []
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
-        raise InvalidInput(f"'{text}' has an empty part, or '.' or '..', which name no object", path=text)
+        raise InvalidInput(
+            f"'{shown(text)}' has an empty part, or '.' or '..', which name no object", path=shown(text)
+        )
     return "/".join([root, *parts])
 
 
@@ -105,6 +119,12 @@ def _kept(query: str) -> str:
     return digest[:digits]
 
 
+def has_query(path: str) -> bool:
+    """Whether a location is that of a URL with a query, which often is a signature for one file."""
+    found = _LOCATION.fullmatch(path)
+    return found is not None and found["query"] is not None
+
+
 def of(path: str) -> ObjectStorage:
     """The store of a location, as the options in effect say it is reached."""
     found = _LOCATION.fullmatch(path)
@@ -116,18 +136,28 @@ def of(path: str) -> ObjectStorage:
             f"this process has not seen the query of '{path}'; give the URL itself, with its query", path=path
         )
     options = current_options().storage
+    directory = options.cache_directory
     return _store(
         found["root"],
-        StoreSettings(options.settings),
+        StoreSettings({name: str(value) for name, value in options.settings.items()}),
         options.deadline_s,
         allow_unconditional=options.allow_unconditional,
         query=query,
+        cache_directory=None if directory is None else os.path.abspath(os.path.expanduser(directory)),
+        cache_bytes=options.cache_bytes,
     )
 
 
 @functools.lru_cache(_MOST_STORES)
 def _store(
-    root: str, settings: StoreSettings, deadline_s: float, *, allow_unconditional: bool, query: str | None
+    root: str,
+    settings: StoreSettings,
+    deadline_s: float,
+    *,
+    allow_unconditional: bool,
+    query: str | None,
+    cache_directory: str | None,
+    cache_bytes: int,
 ) -> ObjectStorage:
     made = _native.ObjectStore(
         root,
@@ -135,6 +165,8 @@ def _store(
         deadline_s=deadline_s,
         allow_unconditional=allow_unconditional,
         query=query,
+        cache_directory=cache_directory,
+        cache_bytes=cache_bytes,
     )
     return ObjectStorage(made, is_listable=not root.startswith("http"))
 

@@ -18,8 +18,12 @@ class LoadStatistics:
         path: The checkpoint; of a published model, the file, or the directory of its files.
         bytes_needed: Bytes of the parts of arrays that this process had to read, as they are stored.
         bytes_read: Bytes that it read to get them: of whole blocks of 256 KiB where they are verified, and
-            of the headers of data files; of samples, where a load has tried to broadcast.
+            of the headers of data files; of samples, where a load has tried to broadcast. With a cache, of
+            whole blocks of 8 MiB, and only of what was not in it.
         duration_s: From the first decision about an array to the last array made, in seconds.
+        cached_bytes: Bytes that came from the cache of this machine (`Context.storage.cache_directory`).
+        repeated_requests: Requests to a store that were sent a second time, because the first took far longer
+            than others.
         first_touch_s: Processor time, in seconds and of all threads, in which the system provided the memory
             that arrays were read to: next to none where memory of earlier arrays was used again.
         bytes_received: Bytes that other processes have read for this one, and sent to it.
@@ -33,6 +37,8 @@ class LoadStatistics:
     bytes_received: int = 0
     first_touch_s: float = 0.0
     checkpointable: str | None = None
+    cached_bytes: int = 0
+    repeated_requests: int = 0
 
     @property
     def read_ratio(self) -> float:
@@ -42,12 +48,14 @@ class LoadStatistics:
     def log(self) -> None:
         """Writes one line to the logger `waystation`, at the level INFO."""
         _log.info(
-            "loaded '%s'%s: %d bytes needed, %d read (%.2f times), %d received, %.3f s, first touch %.3f s",
+            "loaded '%s'%s: %d bytes needed, %d read (%.2f times), %d from the cache, %d received, %.3f s, "
+            "first touch %.3f s",
             self.path,
             "" if self.checkpointable is None else f" ('{self.checkpointable}')",
             self.bytes_needed,
             self.bytes_read,
             self.read_ratio,
+            self.cached_bytes,
             self.bytes_received,
             self.duration_s,
             self.first_touch_s,

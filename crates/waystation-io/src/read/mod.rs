@@ -93,6 +93,12 @@ pub struct Statistics {
     pub gpu_direct_bytes: u64,
     /// Why some were not, where it was wanted.
     pub gpu_direct_reason: Option<String>,
+    /// Bytes that came from a cache on this machine, and count as delivered only.
+    pub cached_bytes: u64,
+    /// Why nothing was put into that, where it was wanted.
+    pub cache_problem: Option<String>,
+    /// Requests that were sent a second time, because the first took long.
+    pub repeated_requests: u64,
 }
 
 /// Starts reading from `storage` in the background.

@@ -270,6 +270,9 @@ impl Storage for MemoryStorage {
             first_touch: Duration::ZERO,
             gpu_direct_bytes: 0,
             gpu_direct_reason: None,
+            cached_bytes: 0,
+            cache_problem: None,
+            repeated_requests: 0,
         })
     }
 

@@ -98,16 +98,24 @@ def finish(job: _native.Job, statistics: ReadStatistics) -> None:
     statistics.modes.update(outcome["modes"])
     statistics.first_touch_s += outcome["first_touch_s"]
     statistics.gpu_direct_bytes += outcome["gpu_direct_bytes"]
+    statistics.cached_bytes += outcome["cached_bytes"]
+    statistics.repeated_requests += outcome["repeated_requests"]
     reason = outcome["gpu_direct_reason"]
     if reason is not None:
         statistics.gpu_direct_reasons.add(reason)
-        _tell(reason)
+        _tell("not everything was read straight to the GPU, as gpu_direct asks: %s", reason)
+    problem = outcome["cache_problem"]
+    if problem is not None:
+        _tell(
+            "what was read from an object store is not kept: %s; check Context.storage.cache_directory",
+            problem,
+        )
 
 
 @functools.cache
-def _tell(reason: str) -> None:
-    """Says once why something was not read straight to a GPU."""
-    _log.warning("not everything was read straight to the GPU, as gpu_direct asks: %s", reason)
+def _tell(message: str, reason: str) -> None:
+    """Says once what a load goes on without."""
+    _log.warning(message, reason)
 
 
 def shared(options: Options, count: int, *, requests: int | None = None) -> Options:

@@ -152,6 +152,9 @@ impl<'a> Work<'a> {
             first_touch: Duration::from_nanos(self.first_touch_ns.load(Ordering::Relaxed)),
             gpu_direct_bytes: self.directly.map_or(0, Directly::nbytes),
             gpu_direct_reason: self.directly.and_then(Directly::reason),
+            cached_bytes: 0,
+            cache_problem: None,
+            repeated_requests: 0,
         }
     }
 }

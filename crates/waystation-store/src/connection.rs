@@ -1,0 +1,154 @@
+//! Connections whose requests end in time, however large they are.
+//!
+//! The client's own bound is one for every request, of 30 s: too short for a part of 8 MiB on a slow line, too long for
+//! nothing. Here a request has [`SILENCE`] for each MiB that it sends, and its answer may be silent for no longer than
+//! that between two pieces. What takes longer is a lost connection, which the client's retries know how to treat.
+//!
+//! Where no credentials are given, clients ask the service for metadata that machines of clouds have. Other machines
+//! have none, and a connection to it is refused at once or never answered: a few attempts tell, not the whole deadline.
+
+use std::error::Error;
+use std::fmt;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use object_store::ClientOptions;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody,
+    HttpService, ReqwestConnector,
+};
+use tokio::time::{Instant, Sleep, sleep, timeout};
+
+/// What says nothing for so long is asked again.
+const SILENCE: Duration = Duration::from_secs(30);
+/// So many bytes are sent in that time, or the line is too slow.
+const STEP_BYTES: usize = 1 << 20;
+/// Where the services for metadata of S3's, Azure's and Google's clouds are.
+const METADATA_HOSTS: [&str; 3] = ["169.254.169.254", "169.254.170.2", "metadata.google.internal"];
+/// So many attempts to connect to one that all fail tell that there is none.
+const METADATA_ATTEMPTS: usize = 3;
+
+/// Makes such connections.
+#[derive(Debug)]
+pub struct Connector;
+
+impl HttpConnector for Connector {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        let client = ReqwestConnector::default().connect(options)?;
+        Ok(HttpClient::new(Connection { client, in_vain: AtomicUsize::new(0) }))
+    }
+}
+
+#[derive(Debug)]
+struct Connection {
+    client: HttpClient,
+    /// Attempts to ask for metadata.
+    in_vain: AtomicUsize,
+}
+
+#[async_trait]
+impl HttpService for Connection {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let asks_machine = request.uri().host().is_some_and(|host| METADATA_HOSTS.contains(&host));
+        let patience = patience_for(request.body().content_length());
+        let outcome = timeout(patience, self.client.execute(request)).await.unwrap_or_else(|_| Err(silent()));
+        let answer = match outcome {
+            Err(error) if asks_machine => return Err(self.without_metadata(error)),
+            outcome => outcome?,
+        };
+        Ok(answer.map(|body| HttpResponseBody::new(Watched { body, silence: Box::pin(sleep(SILENCE)) })))
+    }
+}
+
+impl Connection {
+    /// The error of an attempt to ask for metadata; at last one that is not tried again.
+    fn without_metadata(&self, error: HttpError) -> HttpError {
+        let attempts = 1 + self.in_vain.fetch_add(1, Ordering::Relaxed);
+        if attempts < METADATA_ATTEMPTS {
+            return error;
+        }
+        self.in_vain.store(0, Ordering::Relaxed);
+        HttpError::new(HttpErrorKind::Unknown, NoCredentials)
+    }
+}
+
+/// How long a request with so many bytes may take until its answer begins.
+fn patience_for(nbytes: usize) -> Duration {
+    SILENCE.saturating_mul(u32::try_from(nbytes.div_ceil(STEP_BYTES)).unwrap_or(u32::MAX).max(1))
+}
+
+fn silent() -> HttpError {
+    HttpError::new(HttpErrorKind::Timeout, Silent)
+}
+
+/// The body of an answer that is silent for too long.
+struct Watched {
+    body: HttpResponseBody,
+    silence: Pin<Box<Sleep>>,
+}
+
+impl Body for Watched {
+    type Data = Bytes;
+    type Error = HttpError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, HttpError>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(context);
+        if polled.is_ready() {
+            self.silence.as_mut().reset(Instant::now() + SILENCE);
+            return polled;
+        }
+        self.silence.as_mut().poll(context).map(|()| Some(Err(silent())))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[derive(Debug)]
+struct Silent;
+
+impl fmt::Display for Silent {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "nothing came for {} s", SILENCE.as_secs())
+    }
+}
+
+impl Error for Silent {}
+
+/// Neither settings nor the environment have credentials, and this machine has no service that gives any.
+#[derive(Debug)]
+pub struct NoCredentials;
+
+impl fmt::Display for NoCredentials {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "there are no credentials")
+    }
+}
+
+impl Error for NoCredentials {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patience_grows_with_what_is_sent() {
+        assert_eq!(patience_for(0), SILENCE);
+        assert_eq!(patience_for(STEP_BYTES), SILENCE);
+        assert_eq!(patience_for(8 * STEP_BYTES), 8 * SILENCE);
+        assert_eq!(patience_for(8 * STEP_BYTES + 1), 9 * SILENCE);
+    }
+}
