@@ -34,6 +34,7 @@ from waystation.errors import (
     Conflict,
     Corrupt,
     InvalidInput,
+    InvalidLayoutError,
     NotFound,
     PermissionDenied,
     Unavailable,
@@ -543,6 +544,17 @@ def test_a_checkpoint_behind_http_is_loaded_and_not_written(tmp_path: Path) -> N
         with pytest.raises(Unsupported):
             waystation.delete(path)
         assert {method for method, *_ in served.requests} <= {"GET", "HEAD"}
+
+
+def test_a_signed_url_is_no_checkpoint(directory: Path) -> None:
+    with site(directory, query=QUERY) as served, served_in_time(5.0):
+        for name in ("whole.safetensors", "missing"):
+            with pytest.raises(InvalidLayoutError, match="the signature of one file") as caught:
+                waystation.load(f"{served.url}/{name}?{QUERY}")
+            assert "waystation.safetensors.load" in str(caught.value)
+        served.manners.query = "another"  # as for a signature that has run out
+        with pytest.raises(InvalidLayoutError, match="the signature of one file"):
+            waystation.load(f"{served.url}/whole.safetensors?{QUERY}")
 
 
 # ---- pointers of Git LFS -----------------------------------------------------------------------

@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import multiprocessing
 import os
 import pathlib
+import shutil
 import signal
 import socket
+import socketserver
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,12 +41,14 @@ from tests.support.s3 import (
 )
 
 import waystation
+from waystation import storage
 from waystation.checkpoint.verify import verify
 from waystation.errors import (
     CheckpointNotFound,
     Conflict,
     Corrupt,
     InvalidInput,
+    InvalidLayoutError,
     NotFound,
     PermissionDenied,
     Unavailable,
@@ -51,6 +57,7 @@ from waystation.errors import (
 )
 from waystation.layouts.native import in_store
 from waystation.storage import signs_of_life, store_leases
+from waystation.storage.scratch import ScratchDirectory
 
 pytestmark = pytest.mark.usefixtures("place")
 
@@ -380,7 +387,7 @@ def test_what_handlers_make_passes_through_a_directory_of_this_machine(
         assert (whole.damages, whole.strays, whole.files) == ([], [], len(contents) + 1)
         assert waystation.delete(path, checkpointable_name="json")
         (large,) = [name for name in place.names() if name.endswith("/large")]
-        file = place._folder / large
+        file = place.folder / large
         damaged = bytearray(contents["large"])
         damaged[5] ^= 1
         file.write_bytes(damaged)
@@ -416,7 +423,7 @@ def test_data_that_are_missing_or_damaged_are_told(place: Bucket) -> None:
         whole = verify(path)
         assert (whole.damages, whole.strays, whole.files) == ([], [], 1)
         (data,) = [name for name in place.names() if name.endswith(".safetensors")]
-        file = place._folder / data
+        file = place.folder / data
         content = bytearray(file.read_bytes())
         content[-9] ^= 1
         file.write_bytes(content)
@@ -436,7 +443,7 @@ def test_no_settings_are_shown() -> None:
     assert SECRET_KEY not in repr(made)
     assert "aws_secret_access_key" in repr(made)
     with pytest.raises(InvalidInput) as caught:
-        made.storage.settings = {"aws_secret_access_key": SECRET_KEY, "number": 5}  # type: ignore[dict-item]
+        made.storage.settings = {"aws_secret_access_key": SECRET_KEY, "number": 5.0}  # type: ignore[dict-item]
     assert SECRET_KEY not in str(caught.value)
 
 
@@ -674,3 +681,148 @@ def test_a_commit_whose_answer_never_comes_keeps_its_data(place: Bucket) -> None
         assert any("is not known" in note for note in caught.value.__notes__)
     with place.context():
         assert value_of(waystation.load(path)) == 1
+
+
+# ---- beside others -----------------------------------------------------------------------------
+
+
+def delete(path: str) -> None:
+    waystation.delete(path, missing_ok=True)
+
+
+def lose_record(path: str) -> None:
+    """What the first request of a deletion does."""
+    (folder_of(path) / "checkpoint.json").unlink(missing_ok=True)
+
+
+def lose_data(path: str) -> None:
+    """What its last ones do."""
+    lose_record(path)
+    for directory in folder_of(path).iterdir():
+        shutil.rmtree(directory)
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+@pytest.mark.parametrize("remove", [delete, lose_record, lose_data])
+def test_a_load_of_what_is_deleted_meanwhile_says_so(
+    place: Bucket, tmp_path: pathlib.Path, remove: Callable[[str], None], is_copied: bool
+) -> None:
+    if is_copied:
+        waystation.save(tmp_path / "ckpt", {"a": np.arange(100)})
+    for number in itertools.count(1):
+        path = f"{place.location}/{number}"
+        if is_copied:
+            shutil.copytree(tmp_path / "ckpt", folder_of(path))
+        else:
+            with place.context():
+                waystation.save(path, {"a": np.arange(100)})
+        was_removed: list[int] = []
+
+        def on_request(request: int, number: int = number, removed: list[int] = was_removed) -> str:
+            if request == number:
+                removed.append(request)
+                with place.context():
+                    remove(f"{place.location}/{number}")
+            return PASS
+
+        with proxy(place.endpoint, on_request) as between, context(between.endpoint):
+            try:
+                np.testing.assert_array_equal(waystation.load(path)["a"], np.arange(100))
+            except (CheckpointNotFound, Conflict) as error:
+                assert path in str(error)  # noqa: PT017
+            except InvalidLayoutError:
+                # Nothing tells that there was a checkpoint: whoever copied it may have begun with its data.
+                assert (number, remove, is_copied) == (1, lose_record, True)
+        if not was_removed:
+            break
+    assert number > 5
+
+
+def test_a_save_inside_a_checkpoint_is_refused(place: Bucket) -> None:
+    path = f"{place.location}/run/ckpt"
+    with place.context():
+        waystation.save(path, state_of(1))
+        before = place.names()
+        for inside in ("more", "state/more"):
+            with pytest.raises(Conflict, match="is inside the checkpoint") as caught:
+                waystation.save(f"{path}/{inside}", state_of(2))
+            assert caught.value.context["checkpoint"] == path
+        assert place.names() == before
+        waystation.save(f"{place.location}/run/ckpt-2", state_of(2))
+
+
+def test_a_bucket_is_no_object(place: Bucket) -> None:
+    with place.context():
+        waystation.save(f"{place.location}/ckpt", state_of(1))
+        assert storage.is_directory(place.location)
+        assert [entry.name for entry in storage.entries(place.location)] == ["ckpt"]
+        with pytest.raises(InvalidInput, match="whole bucket"):
+            storage.read_file(place.location, limit_bytes=10)
+        with pytest.raises(InvalidInput, match="whole bucket"):
+            storage.remove_file(place.location)
+        assert not waystation.is_checkpoint(place.location)
+    empty = bucket()
+    with empty.context():
+        assert storage.is_directory(empty.location)
+    with empty.context():
+        assert not storage.is_there("s3://no-such-bucket")
+
+
+def kill_with_scratch() -> None:
+    with open(ScratchDirectory().below("file"), "w"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_killed_processes_leave_in_the_directory_for_temporary_files_is_removed(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "waystation-of-somebody").mkdir()
+    process = multiprocessing.get_context("fork").Process(target=kill_with_scratch)
+    process.start()
+    process.join(programs.HANG_S)
+    assert len(list(tmp_path.iterdir())) == 2
+    own, other = ScratchDirectory(), ScratchDirectory()
+    paths = {os.path.basename(own.path), os.path.basename(other.path), "waystation-of-somebody"}
+    assert {path.name for path in tmp_path.iterdir()} == paths
+    own.remove()
+    assert not os.path.exists(own.path)
+
+
+class _Slowly(socketserver.BaseRequestHandler):
+    """Passes on what a client sends, at so many bytes a second, and all answers."""
+
+    def handle(self) -> None:
+        server: Any = self.server
+        with socket.create_connection(server.target) as upstream:
+            answers = threading.Thread(target=self._pass, args=(upstream, self.request, None), daemon=True)
+            answers.start()
+            self._pass(self.request, upstream, server.bytes_per_s)
+            answers.join()
+
+    def _pass(self, source: socket.socket, target: socket.socket, bytes_per_s: int | None) -> None:
+        with contextlib.suppress(OSError):
+            while content := source.recv(64 << 10):
+                target.sendall(content)
+                if bytes_per_s is not None:
+                    time.sleep(len(content) / bytes_per_s)
+            target.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not IS_LONG, reason="takes a minute")
+def test_a_slow_line_is_given_the_time_that_it_needs(place: Bucket) -> None:
+    """A part of 8 MiB takes longer than any one request once had."""
+    host, port = place.endpoint.removeprefix("http://").split(":")
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Slowly) as slow:
+        slow.daemon_threads = True
+        slow.target, slow.bytes_per_s = (host, int(port)), 200_000  # type: ignore[attr-defined]
+        threading.Thread(target=slow.serve_forever, daemon=True).start()
+        values = np.random.default_rng(0).random(1 << 20)
+        with context(f"http://127.0.0.1:{slow.server_address[1]}", deadline_s=20):
+            begun = time.monotonic()
+            waystation.save(f"{place.location}/ckpt", {"a": values})
+            assert time.monotonic() - begun > 35
+        slow.shutdown()
+    with place.context():
+        np.testing.assert_array_equal(waystation.load(f"{place.location}/ckpt")["a"], values)

@@ -34,7 +34,7 @@ from waystation.checkpoint.handlers.calls import HandlerCalls
 from waystation.checkpoint.metadata import CheckpointMetadata
 from waystation.checkpoint.opening import require_state
 from waystation.checkpoint.paths import MOST_ATTEMPTS, always_replaced, naming_checkpoint
-from waystation.checkpoint.replaced import Held, Replaced, Rounds
+from waystation.checkpoint.replaced import Held, Replaced, Rounds, telling_of_deletion
 from waystation.checkpoint.sessions import are_all, open_session
 from waystation.checkpoint.stored import AUTO, OpenCheckpoint, Stored
 from waystation.frameworks.participation import participation
@@ -147,13 +147,15 @@ class Loading:
 
         Raises:
             Unavailable: The checkpoint was replaced during every attempt.
+            CheckpointNotFound: It was deleted meanwhile.
         """
-        for _ in range(MOST_ATTEMPTS):
+        for attempt in range(MOST_ATTEMPTS):
             try:
-                if not self._is_begun:
-                    self._begin()
-                    self._is_begun = True
-                return go_on()
+                with telling_of_deletion(self.target, was_there=attempt > 0):
+                    if not self._is_begun:
+                        self._begin()
+                        self._is_begun = True
+                    return go_on()
             except Replaced as error:
                 failure = error.__cause__
                 self._forget()

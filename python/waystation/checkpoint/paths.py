@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Literal
 
 from waystation import _native, storage
@@ -24,7 +25,7 @@ from waystation._errors import (
     WaystationError,
     WrongType,
 )
-from waystation.layouts.native import in_store, names
+from waystation.layouts.native import in_store, names, records
 from waystation.layouts.native.commit import has_record
 from waystation.layouts.orbax import checkpoint as orbax
 from waystation.layouts.orbax import in_store as orbax_in_store
@@ -37,6 +38,7 @@ PathLike = str | os.PathLike[str]
 Layout = Literal["native", "orbax"]
 
 MOST_ATTEMPTS = 50  # at what is replaced meanwhile
+_MOST_ABOVE = 2
 
 
 def resolve(path: PathLike) -> str:
@@ -211,15 +213,23 @@ def _check_room_in_store(target: str, *, overwrite: bool, is_shared: bool) -> No
     """`check_destination` for a storage without renames, where a listing tells all that can be told
     beforehand.
 
-    What a killed save or a reader has left is not in the way. A path inside a checkpoint is no worse than
-    others there: who deletes that one removes its own data only.
+    What a killed save or a reader has left is not in the way. Whether the path is inside a checkpoint is
+    asked at the same time, of the nearest two above it.
     """
     if not storage.of(target).is_listable:
         raise Unsupported(
             f"'{target}' is behind HTTP, where nothing can be written; save to a path, or to s3://, gs:// or az://",
             path=target,
         )
-    present = {entry.name for entry in storage.entries_or_none(target)}
+    present: set[str] = set()
+
+    def look() -> None:
+        present.update(entry.name for entry in storage.entries_or_none(target))
+
+    above = _above(target)[:_MOST_ABOVE]
+    calls: list[Callable[[], None]] = [look]
+    calls += [partial(_check_outside_in_store, target, whole) for whole in above]
+    storage.side_by_side(target, lambda call: call(), calls)
     if names.RECORD in present:
         if not overwrite:
             raise _exists(target)
@@ -240,6 +250,33 @@ def _check_room_in_store(target: str, *, overwrite: bool, is_shared: bool) -> No
             "path inside it, or choose another path",
             path=target,
         )
+
+
+def _above(target: str) -> list[str]:
+    """The locations above one, the nearest first, up to the bucket, which is no checkpoint."""
+    found = []
+    while not (target := os.path.dirname(target)).partition("://")[2].count("/") < 1:
+        found.append(target)
+    return found
+
+
+def _check_outside_in_store(target: str, whole: str) -> None:
+    """Raises Conflict if a location, which is beneath another one, is inside a checkpoint there."""
+    try:
+        found = storage.read_file(os.path.join(whole, names.RECORD), limit_bytes=records.RECORD_LIMIT_BYTES)
+    except (NotFound, Corrupt, PermissionDenied):
+        return
+    if found.startswith(records.SEALED_START):
+        raise _inside(target, whole)
+
+
+def _inside(target: str, whole: str) -> Conflict:
+    return Conflict(
+        f"'{target}' is inside the checkpoint '{whole}', and would be deleted with it; save to a path "
+        "beside it",
+        path=target,
+        checkpoint=whole,
+    )
 
 
 def _exists(target: str) -> Conflict:
@@ -279,12 +316,7 @@ def _check_outside(target: str) -> None:
         if storage.names.attempt_target(name) is not None or orbax_names.TEMPORARY_INFIX in name:
             return  # what a handler of a save that is under way writes with another save
         if has_record(whole) or orbax.is_checkpointable(inside):
-            raise Conflict(
-                f"'{target}' is inside the checkpoint '{whole}', and would be deleted with it; save to a "
-                "path beside it",
-                path=target,
-                checkpoint=whole,
-            )
+            raise _inside(target, whole)
         inside = whole
 
 
@@ -346,6 +378,18 @@ def _check_writable(directory: str) -> None:
         raise PermissionDenied(f"directory '{directory}' is not writable", path=directory)
 
 
+def refuse_signed(target: str) -> None:
+    """Raises InvalidLayoutError for the URL of one file, where a checkpoint was not found."""
+    if storage.has_query(target):
+        raise InvalidLayoutError(
+            f"'{target}' is a URL with a query, which is the signature of one file as a rule, and a "
+            "checkpoint is a directory of several; load a model that is one file with checkpoint_layout = "
+            "SAFETENSORS, or by waystation.safetensors.load, and a checkpoint from a location such as "
+            "s3://bucket/name",
+            path=target,
+        )
+
+
 def require_checkpoint(target: str) -> None:
     """Raises what tells best why there is no checkpoint to read at `target`, of any layout."""
     unfinished = storage.names.attempt_target(os.path.basename(target))
@@ -357,6 +401,7 @@ def require_checkpoint(target: str) -> None:
         )
     if layout_at(target) is not None or storage.is_there(os.path.join(target, names.RECORD)):
         return
+    refuse_signed(target)
     present = not is_absent(target)
     holds_names = present and storage.is_directory(target)
     if orbax_names.is_temporary(os.path.basename(target)):

@@ -10,14 +10,24 @@ of the round, which ends for all with the same decision.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from waystation import storage
-from waystation._errors import Cancelled, NotFound, WaystationError
+from waystation._errors import (
+    Cancelled,
+    CheckpointableNotFound,
+    CheckpointNotFound,
+    InvalidInput,
+    InvalidLayoutError,
+    NotFound,
+    PermissionDenied,
+    WaystationError,
+)
 from waystation._options import CheckpointLayout, Options
-from waystation.checkpoint.paths import MOST_ATTEMPTS, always_replaced, require_checkpoint
+from waystation.checkpoint.paths import MOST_ATTEMPTS, always_replaced, refuse_signed, require_checkpoint
 from waystation.coordination import Session
 from waystation.layouts.native import names
 
@@ -92,6 +102,8 @@ def _opened(target: str, options: Options) -> storage.Root:
             return storage.of(target).hold(target, follow_links_out=options.file.follow_links_out)
         except WaystationError as error:
             if not storage.is_absence(error):
+                if isinstance(error, InvalidInput | PermissionDenied):
+                    refuse_signed(target)
                 raise  # of a directory that could not be opened, nothing tells that it is no checkpoint
             failure = error
         try:
@@ -104,22 +116,42 @@ def _opened(target: str, options: Options) -> storage.Root:
     raise failure
 
 
+@contextlib.contextmanager
+def telling_of_deletion(target: str, *, was_there: bool) -> Iterator[None]:
+    """Says of a checkpoint that was there, and is not any more, that it was deleted. What a deletion has not
+    removed yet looks like anything but a checkpoint.
+
+    Raises:
+        CheckpointNotFound: It was.
+    """
+    try:
+        yield
+    except (NotFound, InvalidLayoutError) as error:
+        if not was_there or isinstance(error, CheckpointNotFound | CheckpointableNotFound):
+            raise
+        raise CheckpointNotFound(
+            f"checkpoint '{target}' was deleted while it was read: there is none any more", path=target
+        ) from error
+
+
 def read_what_is_there(target: str, options: Options, read: Callable[[Held], T]) -> T:
     """Calls `read` until it succeeds, or the checkpoint was not replaced while it failed.
 
     Raises:
         Unavailable: The checkpoint was replaced during every attempt.
+        CheckpointNotFound: It was deleted meanwhile.
     """
-    for _ in range(MOST_ATTEMPTS):
-        held = Held(target, options)
-        try:
-            return read(held)
-        except Replaced as error:
-            failure: BaseException | None = error.__cause__
-        except WaystationError as error:
-            if isinstance(error, Cancelled) or not held.was_replaced():
-                raise
-            failure = error
+    for attempt in range(MOST_ATTEMPTS):
+        with telling_of_deletion(target, was_there=attempt > 0):
+            held = Held(target, options)
+            try:
+                return read(held)
+            except Replaced as error:
+                failure: BaseException | None = error.__cause__
+            except WaystationError as error:
+                if isinstance(error, Cancelled) or not held.was_replaced():
+                    raise
+                failure = error
     raise always_replaced(target) from failure
 
 
