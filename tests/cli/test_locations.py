@@ -81,7 +81,7 @@ def test_a_checkpoint_is_compared_with_one_of_this_system_and_exported_to_it(
 
 def test_damage_is_found(place: s3.Bucket, run_of_two: str, run: Run) -> None:
     (data,) = [name for name in place.names() if name.startswith("run/2/") and name.endswith(".safetensors")]
-    file = place._folder / data
+    file = place.folder / data
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
@@ -248,3 +248,13 @@ def test_attempts_of_other_machines_are_left_for_a_while(
     (attempt,) = run("gc", run_of_two, "--older-than", "0s", *options).document["attempts"]
     assert (attempt["verdict"], attempt["removed"]) == ("abandoned", True)
     assert not any(attempt_id in name for name in place.names())
+
+
+def test_a_whole_bucket_is_listed(place: s3.Bucket, run: Run) -> None:
+    with place.context():
+        waystation.save(f"{place.location}/7", state_of(1))
+    options = [*reached(place), "--json"]
+    for location in (place.location, f"{place.location}/", place.location.replace("s3://", "S3://")):
+        (found,) = run("ls", location, *options).document["checkpoints"]
+        assert found["path"] == f"{place.location}/7"
+    assert run("gc", place.location, "--dry-run", *options).document["attempts"] == []

@@ -14,13 +14,21 @@ from typing import Any
 import numpy as np
 import pytest
 from orbax.checkpoint import v1 as oracle
+from tests.support.places import names_in
 from tests.training.gates import Gate
 
 import waystation
-from waystation.storage import leases, signs_of_life
+from waystation.errors import Conflict
+from waystation.layouts.native import commit
+from waystation.storage import AnyPath, attempts, leases, signs_of_life
 from waystation.storage.attempts import new_attempt_id, owner_record
 from waystation.storage.leases import Leases
-from waystation.training import Checkpointer, preservation_policies, save_decision_policies
+from waystation.training import (
+    Checkpointer,
+    preservation_policies,
+    save_decision_policies,
+    step_records,
+)
 
 EVERY_STEP = save_decision_policies.FixedIntervalPolicy(1)
 READER = """
@@ -161,3 +169,17 @@ def test_what_is_being_overwritten_is_not_collected(tmp_path: Path) -> None:
         gate.open()
         checkpointer.wait()
         assert steps_of(checkpointer) == [1], "it was overwritten, and then collected"
+
+
+def test_a_version_that_was_not_judged_stays(directory: AnyPath) -> None:
+    path = directory / "3"
+    waystation.save(path, {"step": 1})
+    judged = step_records.read(path).commit_ns
+    waystation.save(path, {"step": 2}, overwrite=True)
+    with pytest.raises(Conflict, match="was not judged"):
+        commit.withdraw(os.fspath(path), attempts.new_attempt_id(), created_ns=judged)
+    assert waystation.load(path)["step"] == 2
+    judged = step_records.read(path).commit_ns
+    commit.withdraw(os.fspath(path), attempts.new_attempt_id(), created_ns=judged)
+    assert not waystation.is_checkpoint(path)
+    assert names_in(directory) == []

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from tests.training.store_programs import EVERY_STEP, keeper, state
 import waystation
 from waystation import errors
 from waystation.checkpoint.verify import verify
+from waystation.layouts.native import in_store
 from waystation.memory import MemoryTier
 from waystation.path import Location
-from waystation.storage import leases, store_leases
+from waystation.storage import leases, signs_of_life, store_leases
 from waystation.storage.store_leases import StoreLeases
 from waystation.training import Checkpointer, preservation_policies
 
@@ -415,3 +417,69 @@ def test_a_run_that_was_copied_from_a_disk_is_gone_on_with(
         checkpointer.save(3, state(3), metrics={"loss": 0.1})
         assert require_whole(checkpointer) == [1, 2, 3]
     assert not verify(root / "2").damages
+
+
+# ---- collectors beside writers -----------------------------------------------------------------
+
+
+def test_a_save_over_what_is_being_collected_waits_and_takes_its_place(root: Location) -> None:
+    with Checkpointer(root) as checkpointer:
+        checkpointer.save(1, state(1))
+        until_removed = contextlib.ExitStack()
+        assert until_removed.enter_context(StoreLeases(str(root)).condemned("1"))
+        saving = waystation.save_async(root / "1", state(1), overwrite=True, custom_metadata={"is": "new"})
+        with pytest.raises(TimeoutError):
+            saving.result(timeout=1.0)
+        in_store.withdraw(str(root / "1"))
+        saving.result()
+        until_removed.close()
+    assert waystation.metadata(root / "1").custom_metadata == {"is": "new"}
+    assert waystation.load(root / "1")["step"] == 1
+
+
+def test_a_save_over_what_is_never_collected_is_refused(
+    bucket: s3.Bucket, root: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_store, "_COLLECTED_WITHIN_S", 0.2)
+    waystation.save(root / "1", state(1))
+    with StoreLeases(str(root)).condemned("1") as may_go:
+        assert may_go
+        before = len(bucket.names())
+        with pytest.raises(errors.Conflict, match="is removing the checkpoint"):
+            waystation.save(root / "1", state(2), overwrite=True)
+        assert len(bucket.names()) == before
+    assert waystation.load(root / "1")["step"] == 1
+
+
+def test_leases_in_one_store_are_renewed_by_one_thread(
+    bucket: s3.Bucket, root: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signs_of_life, "HEARTBEAT_S", 0.2)
+    held = StoreLeases(str(root))
+    with contextlib.ExitStack() as stack:
+        for number in range(40):
+            assert stack.enter_context(held.hold(str(number)))
+        threads = [thread for thread in threading.enumerate() if thread.name == "waystation: leases"]
+        assert len(threads) <= 2, "one, and that of files on disks"
+        first = {name: (bucket.folder / name).read_bytes() for name in bucket.names()}
+        assert len(first) == 40
+        deadline = time.monotonic() + programs.HANG_S
+        while any((bucket.folder / name).read_bytes() == content for name, content in first.items()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert bucket.names() == []
+
+
+def test_many_steps_are_collected_side_by_side(bucket: s3.Bucket, root: Location) -> None:
+    """One after the other they would take a minute and more."""
+    count = 40
+    waystation.save(root / "0", state(0))
+    for step in range(1, count):
+        shutil.copytree(on_this_machine(root / "0"), on_this_machine(root / str(step)))
+    with s3.proxy(bucket.endpoint, lambda _: s3.SLOW) as between, s3.context(between.endpoint):
+        begun = time.monotonic()
+        with keeper(root) as checkpointer:
+            checkpointer.save(count, state(count))
+            assert steps_of(checkpointer) == [count]
+        assert time.monotonic() - begun < 40
+    assert names_in(root) == [str(count)]

@@ -8,7 +8,9 @@ never touched. In an object store leases tell who is alive (`layouts/native/in_s
 
 from __future__ import annotations
 
+import itertools
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -69,11 +71,14 @@ def find_leftovers(directory: PathLike, *, older_than_s: float = DAY_S) -> list[
     if not older_than_s >= 0:
         raise InvalidInput(f"an age cannot be {older_than_s} seconds")
     parent = storage.resolved(storage.located(directory))
-    return [
-        FoundLeftover(leftover, _nbytes(leftover), _judge(leftover, older_than_s))
-        for place in _places(parent)
-        for leftover in _leftovers_in(place)
-    ]
+
+    def look_into(place: str) -> list[FoundLeftover]:
+        return [
+            FoundLeftover(leftover, _nbytes(leftover), _judge(leftover, older_than_s))
+            for leftover in _leftovers_in(place)
+        ]
+
+    return list(itertools.chain(*storage.side_by_side(parent, look_into, _places(parent))))
 
 
 def remove_leftovers(
@@ -87,12 +92,23 @@ def remove_leftovers(
     Returns:
         What was removed.
     """
-    removed = []
+    one_at_a_time = threading.Lock()
+    of_place: dict[str, list[FoundLeftover]] = {}
     for entry in found:
-        if _remove(entry.leftover, older_than_s):
-            removed.append(entry)
-            on_removed(entry)
-    return removed
+        of_place.setdefault(os.path.dirname(entry.leftover.path), []).append(entry)
+
+    def remove_from(entries: Sequence[FoundLeftover]) -> list[FoundLeftover]:
+        removed = []
+        for entry in entries:
+            if _remove(entry.leftover, older_than_s):
+                removed.append(entry)
+                with one_at_a_time:
+                    on_removed(entry)
+        return removed
+
+    places = list(of_place.values())
+    directory = next(iter(of_place), "")
+    return list(itertools.chain(*storage.side_by_side(directory, remove_from, places)))
 
 
 def remove_dead_in_store(path: str) -> None:
@@ -103,6 +119,8 @@ def remove_dead_in_store(path: str) -> None:
 
 def tree_bytes(path: str) -> int:
     """Bytes of the files at or below a path; what vanishes meanwhile counts as nothing."""
+    if (store := storage.engine_of(path)) is not None:
+        return store.bytes_beneath(path)
     found = storage.status(path, follow_links=False)
     if found is None:
         return 0

@@ -202,10 +202,10 @@ class _Deletion:
             commit.withdraw_checkpointable(self.target, self._name, new_attempt_id())
 
 
-def withdraw(target: str) -> None:
-    """Removes the checkpoint at a path in one visible act, whatever its layout."""
+def withdraw(target: str, *, created_ns: int | None = None) -> None:
+    """Removes the checkpoint at a path in one visible act, whatever its layout; see `commit.withdraw`."""
     is_native = storage.is_there(os.path.join(target, names.RECORD))
     if is_native or storage.of(target).renames is not None:
-        commit.withdraw(target, new_attempt_id())
+        commit.withdraw(target, new_attempt_id(), created_ns=created_ns)
     else:
         orbax_in_store.withdraw(target)

@@ -17,7 +17,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 
 from waystation import _forks
@@ -87,9 +87,12 @@ class Heartbeat:
         while not stop.wait(HEARTBEAT_S):
             with self._lock:
                 held = list(self._held.values())
-            for touch in held:
-                with contextlib.suppress(OSError):
-                    touch()
+            self._touch_all(held)
+
+    def _touch_all(self, held: Sequence[Callable[[], None]]) -> None:
+        for touch in held:
+            with contextlib.suppress(OSError):
+                touch()
 
 
 HEARTBEAT = Heartbeat()

@@ -13,14 +13,15 @@ a collector, is killed: its mark runs out, and whoever sees it then removes it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from waystation import _forks, storage
+from waystation import _forks, _native, storage
 from waystation._errors import Conflict, NotFound, PermissionDenied, Unsupported, WaystationError
 from waystation.storage import names, object_store
 from waystation.storage.attempts import new_attempt_id, owner_record
@@ -31,6 +32,8 @@ from waystation.storage.signs_of_life import EXPIRES_S, Heartbeat
 FRESH_S = 30.0
 
 _LIMIT_BYTES = 64 << 10
+_MOST_STORES = 64
+_IN_A_STORE = "s3://leases"
 _TAKEN_FOR_DEAD = b'{"is_condemned": true}'
 
 
@@ -48,8 +51,7 @@ class Lease:
         self._version = self._store.put(self._path, self._content(), new=True)
         self._lock = threading.Lock()
         _forks.watch(self)
-        # A thread of its own: a store that does not answer must not keep other leases from being renewed.
-        self._heartbeat = Heartbeat()
+        self._heartbeat = _heartbeat_of(self._store)
         self._heartbeat.begin(self._path, self._touch)
 
     def begin_in_child(self) -> None:
@@ -114,6 +116,20 @@ class Lease:
         if self._owner.is_here:
             self.end()
             self._store.remove(self._path)
+
+
+class _Renewals(Heartbeat):
+    """Renews the leases in one store side by side, as each is a journey to it."""
+
+    def _touch_all(self, held: Sequence[Callable[[], None]]) -> None:
+        storage.side_by_side(_IN_A_STORE, lambda touch: touch(), held)
+
+
+@functools.lru_cache(_MOST_STORES)
+def _heartbeat_of(store: _native.ObjectStore) -> _Renewals:
+    """What renews the leases in a store. Each store has its own: one that does not answer must not keep the
+    leases in others from being renewed."""
+    return _Renewals()
 
 
 def _now_s() -> float:
@@ -203,6 +219,12 @@ class StoreLeases:
         checkpoint = os.path.join(self._root, name)
         found = [entry.name for entry in storage.entries_or_none(checkpoint) if entry.name.startswith(kinds)]
         return len(remove_dead_marks(checkpoint, found)) < len(found)
+
+
+def is_condemned(checkpoint: str) -> bool:
+    """Whether a process that may be alive has condemned a checkpoint."""
+    found = [entry.name for entry in storage.entries_or_none(checkpoint) if entry.name.startswith(CONDEMNED)]
+    return len(remove_dead_marks(checkpoint, found)) < len(found)
 
 
 def remove_dead_marks(checkpoint: str, present: list[str]) -> list[str]:

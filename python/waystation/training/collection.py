@@ -19,6 +19,7 @@ from typing import Any
 
 from waystation import _forks, storage
 from waystation._errors import Corrupt, InvalidInput, WaystationError
+from waystation._options.in_effect import current_options
 from waystation.checkpoint.collect import remove_dead_in_store
 from waystation.checkpoint.delete import withdraw
 from waystation.storage import attempts
@@ -49,14 +50,22 @@ class Collector:
     @contextlib.contextmanager
     def chosen(self) -> Iterator[list[Info]]:
         """Within the block, what is to be removed: it is off the list, and nobody begins to read it."""
-        with contextlib.ExitStack() as marks:
+        marks: list[contextlib.ExitStack] = []
+        try:
             with self._deciding:
-                going = [info for info in self._unwanted() if self._condemn(info, marks)]
+                unwanted = self._unwanted()
+                may_go = storage.side_by_side(
+                    self._place.root, lambda info: self._condemn(info, marks), unwanted
+                )
+                going = [info for info, goes in zip(unwanted, may_go, strict=True) if goes]
                 self._catalogue.drop(info.step for info in going)
             yield going
+        finally:
+            storage.side_by_side(self._place.root, contextlib.ExitStack.close, marks)
 
-    def _condemn(self, info: Info, until: contextlib.ExitStack) -> bool:
-        """Marks a checkpoint as one that goes, unless somebody reads it, or that cannot be told."""
+    def _condemn(self, info: Info, marks: list[contextlib.ExitStack]) -> bool:
+        """Marks a checkpoint as one that goes, unless somebody reads it, or that cannot be told; adds to
+        `marks` what takes the mark away."""
         name = info.path.name
         try:
             if self._leases.is_held(name):
@@ -64,7 +73,7 @@ class Collector:
             with contextlib.ExitStack() as mark:
                 may_go = mark.enter_context(self._leases.condemned(name))
                 if may_go:
-                    until.push(mark.pop_all())
+                    marks.append(mark.pop_all())
         except WaystationError as error:
             _log.warning("checkpoint '%s' is not removed: %s", info.path, error)
             return False
@@ -125,13 +134,18 @@ class Collector:
 
         What cannot be removed stays, and is told in the log: no save fails by it.
         """
-        for info in infos:
-            try:
-                withdraw(os.fspath(info.path))
-            except WaystationError as error:
-                _log.warning("checkpoint '%s' could not be removed: %s", info.path, error)
+        storage.side_by_side(self._place.root, self._remove, infos)
         if infos:
             remove_remains(self._place)
+
+    def _remove(self, info: Info) -> None:
+        # Of parts in local storage each has been committed by its own process, at its own time.
+        is_shared = current_options().multiprocessing.primary_host is not None
+        created_ns = info.commit_timestamp_nsecs if is_shared else None
+        try:
+            withdraw(os.fspath(info.path), created_ns=created_ns)
+        except WaystationError as error:
+            _log.warning("checkpoint '%s' could not be removed: %s", info.path, error)
 
 
 def remove_remains(place: Place, *, of_checkpoints: bool = False) -> None:

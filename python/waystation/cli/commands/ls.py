@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -67,24 +68,31 @@ def run(output: Output, directory: str) -> None:
 def checkpoints_in(parent: str) -> tuple[list[str], list[str]]:
     """Paths of the checkpoints in a directory, also of those that have lost their record, and of those in
     Orbax's layouts; those that end in numbers in the order of these."""
-    own, others = [], []
-    for name in sorted(storage.directories(parent), key=natural_order):
-        path = os.path.join(parent, name)
-        layout = layout_at(path)
-        if layout == "orbax":
-            others.append(path)
-        elif layout == "native" or lost_record(path):
-            own.append(path)
+    names = sorted(storage.directories(parent), key=natural_order)
+    paths = [os.path.join(parent, name) for name in names]
+    layouts = storage.side_by_side(parent, _layout_of, paths)
+    own, others = (
+        [path for path, found in zip(paths, layouts, strict=True) if found == layout]
+        for layout in ("native", "orbax")
+    )
     return own, others
 
 
+def _layout_of(path: str) -> str | None:
+    """The layout of a checkpoint, of one that has lost its record as well."""
+    return layout_at(path) or ("native" if lost_record(path) else None)
+
+
 def _entries(output: Output, paths: list[str]) -> list[_Entry]:
-    entries = []
+    done = itertools.count(1)
     with output.progress("reading records") as on_progress:
-        for number, path in enumerate(paths):
-            entries.append(_look_at(path))
-            on_progress(number + 1, len(paths))
-    return entries
+
+        def look_at(path: str) -> _Entry:
+            entry = _look_at(path)
+            on_progress(next(done), len(paths))
+            return entry
+
+        return storage.side_by_side(os.path.dirname(paths[0]) if paths else "", look_at, paths)
 
 
 def _look_at(path: str) -> _Entry:

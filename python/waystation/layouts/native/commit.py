@@ -17,7 +17,7 @@ import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from waystation import _native, storage
 from waystation._errors import (
@@ -209,16 +209,38 @@ def replace_record(
     storage.of(target).replace(path, record.encode(), attempt_id, expected=version)
 
 
-def withdraw(target: str, attempt_id: str) -> None:
-    """Removes a checkpoint: it is gone in one act, whatever happens to the removal of its files."""
+def withdraw(target: str, attempt_id: str, *, created_ns: int | None = None) -> None:
+    """Removes a checkpoint: it is gone in one act, whatever happens to the removal of its files.
+
+    Args:
+        target: The checkpoint.
+        attempt_id: Names what is left of it, until its files have been removed.
+        created_ns: When the version was committed that is to go; None for whatever is there, and for a
+            checkpoint of another layout, whose versions nothing tells apart.
+
+    Raises:
+        Conflict: Another version has taken its place; that stays.
+    """
     if storage.of(target).renames is None:
-        in_store.withdraw(target)
+        in_store.withdraw(target, created_ns=created_ns)
         return
     parent, name = os.path.split(target)
     grave = os.path.join(parent, storage.names.attempt(name, attempt_id))
-    storage.renames(target).over(target, grave, "delete", target)
+    with _judged(target, created_ns):
+        storage.renames(target).over(target, grave, "delete", target)
     _native.sync_paths([parent])
     storage.remove_tree(grave)
+
+
+@contextlib.contextmanager
+def _judged(target: str, created_ns: int | None) -> Iterator[None]:
+    """Keeps others from replacing a checkpoint within the block, which is of the version that was judged."""
+    if created_ns is None or not has_record(target):
+        yield
+        return
+    with locked(target):
+        in_store.require_judged(target, read_record_file(target), created_ns)
+        yield
 
 
 def withdraw_checkpointable(target: str, name: str, attempt_id: str) -> None:

@@ -35,9 +35,19 @@ from waystation.layouts.native import names, records
 from waystation.storage.attempts import Leftover, is_of_this_system, new_attempt_id
 from waystation.storage.leases import is_mark
 from waystation.storage.signs_of_life import EXPIRES_S
-from waystation.storage.store_leases import Lease, end_if_dead, has_run_out, read_lease, remove_dead_marks
+from waystation.storage.store_leases import (
+    Lease,
+    end_if_dead,
+    has_run_out,
+    is_condemned,
+    read_lease,
+    remove_dead_marks,
+)
 
 _log = logging.getLogger("waystation")
+
+# How long a save waits for whoever removes what is there.
+_COLLECTED_WITHIN_S, _LOOK_AGAIN_S = 20.0, 0.1
 
 
 class StoreAttempt:
@@ -86,11 +96,31 @@ class StoreAttempt:
     def write_last(self, files: Sequence[tuple[str, bytes]]) -> None:
         """Writes the last files before the commit, and shows that this process is alive.
 
+        Whoever condemns the checkpoint that is there has either seen the lease of this attempt by now, and
+        gives way, or is seen here, and goes first.
+
         Raises:
-            Conflict: Another process has taken this one for dead.
+            Conflict: Another process has taken this one for dead, or is removing what is there, for too long.
         """
-        calls = [lambda: storage.of(self.target).write_files(files), self._lease.renew]
+        calls = [
+            lambda: storage.of(self.target).write_files(files),
+            self._lease.renew,
+            self._give_way_to_collectors,
+        ]
         storage.side_by_side(self.target, _call, calls)
+
+    def _give_way_to_collectors(self) -> None:
+        deadline = time.monotonic() + _COLLECTED_WITHIN_S
+        while self._replaced is not None and is_condemned(self.target):
+            if time.monotonic() > deadline:
+                raise Conflict(
+                    f"another process is removing the checkpoint at '{self.target}'; save there again "
+                    "once it has ended, or save to another path",
+                    path=self.target,
+                )
+            time.sleep(_LOOK_AGAIN_S)
+            if _present(self.target) is None:
+                self._replaced = None
 
     def publish(self, record: records.CheckpointRecord) -> None:
         """Commits, and removes what that replaces.
@@ -215,13 +245,44 @@ def _remove(target: str, directories: Iterable[str]) -> None:
     storage.side_by_side(target, lambda name: storage.remove_tree(os.path.join(target, name)), directories)
 
 
-def withdraw(target: str) -> None:
-    """Removes a checkpoint: it is gone in one act, whatever happens to the removal of its data."""
+def withdraw(target: str, *, created_ns: int | None = None) -> None:
+    """Removes a checkpoint: it is gone in one act, whatever happens to the removal of its data.
+
+    Args:
+        target: The checkpoint.
+        created_ns: See `require_judged`. Between that and the removal another writer could put his own record
+            there, were it not that he gives way to whoever condemns a checkpoint (`StoreAttempt.write_last`).
+
+    Raises:
+        Conflict: Another version has taken its place.
+    """
     present = _present(target)
+    if created_ns is not None and present is not None:
+        require_judged(target, present.content, created_ns)
     storage.remove_file(os.path.join(target, names.RECORD))
     if present is not None:
         _remove(target, present.directories)
     remove_dead(target)
+
+
+def require_judged(target: str, record: bytes, created_ns: int) -> None:
+    """Refuses to remove another version of a checkpoint than the one that a policy has judged.
+
+    Args:
+        target: The checkpoint.
+        record: What is there now; one that is damaged tells nothing.
+        created_ns: When the one that was judged was committed.
+
+    Raises:
+        Conflict: It is another one.
+    """
+    with contextlib.suppress(Corrupt, Unsupported):
+        found = records.CheckpointRecord.decode(record, os.path.join(target, names.RECORD))
+        if found.created_ns != created_ns:
+            raise Conflict(
+                f"'{target}' was replaced meanwhile, and what is there now was not judged; it stays",
+                path=target,
+            )
 
 
 def withdraw_checkpointable(target: str, name: str, attempt_id: str) -> None:
