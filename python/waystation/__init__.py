@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from waystation._options import StorageOptions
     from waystation.checkpoint.context import Context
+    from waystation.checkpoint.copy import CopyStatistics, copy
     from waystation.checkpoint.delete import delete, delete_async
     from waystation.checkpoint.handlers.types import (
         AbstractCheckpointable,
@@ -110,6 +111,7 @@ __all__ = [
     "Checkpointable",
     "CheckpointableHandler",
     "Context",
+    "CopyStatistics",
     "LoadStatistics",
     "PyTreeMetadata",
     "SaveStatistics",
@@ -118,6 +120,7 @@ __all__ = [
     "add_checkpointables",
     "arrays",
     "checkpointables_metadata",
+    "copy",
     "delete",
     "delete_async",
     "errors",

@@ -262,6 +262,32 @@ def start_write(
     `Job.wait_gathered`) that are copied out before the rest. `throttle` names the file of one.
     """
 
+def start_copy(
+    files: Sequence[tuple[str, str, int, Buffer | None, int | None]],
+    /,
+    *,
+    source: Directory | ObjectStore | None = None,
+    root: ObjectStore | None = None,
+    sync: bool = True,
+    group: SyncGroup | None = None,
+    mode: str | None = None,
+    read_mode: str | None = None,
+    block_bytes: int | None = None,
+    depth: int | None = None,
+    threads: int | None = None,
+    readers: int,
+    staging_bytes: int | None = None,
+    throttle: str | None = None,
+) -> Job:
+    """Copies files of one storage, or of a directory held open, to new files of another. Each is
+    `(path, source_path, file_bytes, block_checksums, crc64)`.
+
+    Every block is compared with its checksum before it is written, every file with its own, where it has one,
+    before it is whole. Damage is Corrupt, and fails the job, which then removes the files that it created.
+    `readers` pieces are read at a time. `throttle` bounds what is read; `staging_bytes` bounds the memory for
+    what has been read, and that for what is written. The rest is as for `start_write`.
+    """
+
 def compress_zstd(
     words: Buffer, owners: object, /, *, level: int, checksum: bool, threads: int | None = None
 ) -> tuple[Slab, list[tuple[int, int]]]:

@@ -1,17 +1,20 @@
-//! `start_write`: plans of files to be written become a background [`Job`]. `compress_zstd`: what is written
+//! `start_write`: plans of files to be written become a background [`Job`]. `start_copy`: so do files of another
+//! storage. `compress_zstd`: what is written
 //! compressed is compressed before. `chunk_checksums`: what is written as it is, is summed before.
 
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
+use waystation_format::Result;
 use waystation_io::mode::Mode;
-use waystation_io::write::{self, FileInput, Options, Statistics};
+use waystation_io::read;
+use waystation_io::write::{self, CopiedFile, FileInput, Options, Sources, Statistics};
 
 use crate::directory::{Root, storage_of};
 use crate::error::{guarded, to_py};
 use crate::files::{SyncGroup, durability};
-use crate::format::plan_words;
+use crate::format::{Bytes, plan_words};
 use crate::job::{IntoDictionary, Job};
 use crate::memory::Slab;
 use crate::throttle::open_throttle;
@@ -70,6 +73,73 @@ fn start_write(
     Ok(Job::new(handle, owners))
 }
 
+/// A file as Python gives it: where it is to be, where it is, size, checksums of its blocks, that of all of it.
+type CopyTuple<'py> = (PathBuf, PathBuf, u64, Option<Bound<'py, PyAny>>, Option<u64>);
+
+#[pyfunction]
+#[pyo3(signature = (
+    files, /, *, source=None, root=None, sync=true, group=None, mode=None, read_mode=None, block_bytes=None,
+    depth=None, threads=None, readers, staging_bytes=None, throttle=None
+))]
+#[allow(clippy::too_many_arguments)] // the stub's
+fn start_copy(
+    py: Python<'_>,
+    files: Vec<CopyTuple<'_>>,
+    source: Option<Root<'_>>,
+    root: Option<Root<'_>>,
+    sync: bool,
+    group: Option<PyRef<'_, SyncGroup>>,
+    mode: Option<&str>,
+    read_mode: Option<&str>,
+    block_bytes: Option<usize>,
+    depth: Option<usize>,
+    threads: Option<usize>,
+    readers: usize,
+    staging_bytes: Option<usize>,
+    throttle: Option<PathBuf>,
+) -> PyResult<Job> {
+    let (source, destination) = (storage_of(source), storage_of(root));
+    let mode = mode.map(str::parse).transpose().map_err(to_py)?;
+    let read_mode = read_mode.map(str::parse).transpose().map_err(to_py)?;
+    let throttle = open_throttle(throttle).map_err(to_py)?;
+    let durability = durability(sync, group);
+    let held: Vec<_> = files
+        .into_iter()
+        .map(|(path, source, file_bytes, checksums, crc64)| {
+            let checksums = checksums.as_ref().map(Bytes::of).transpose()?;
+            Ok((path, source, file_bytes, checksums, crc64))
+        })
+        .collect::<PyResult<_>>()?;
+    let handle = py.detach(|| {
+        guarded(|| {
+            let files = held.into_iter().map(copied_file).collect::<Result<_>>()?;
+            let reading =
+                read::Options { mode: read_mode, threads: Some(1), throttle, ..read::Options::default() };
+            let sources =
+                Sources { storage: source, files, options: reading, readers, memory_bytes: staging_bytes };
+            let options = Options {
+                durability,
+                mode,
+                block_bytes,
+                depth,
+                threads,
+                staging_bytes,
+                first: Vec::new(),
+                throttle: None,
+            };
+            write::start_copy(destination, sources, options)
+        })
+    })?;
+    Ok(Job::new(handle, py.None()))
+}
+
+fn copied_file(
+    (path, source, file_bytes, checksums, crc64): (PathBuf, PathBuf, u64, Option<Bytes>, Option<u64>),
+) -> Result<CopiedFile> {
+    let checksums = checksums.map(|bytes| bytes.words(u64::from_le_bytes)).transpose()?;
+    Ok(CopiedFile { path, source, file_bytes, checksums, crc64 })
+}
+
 #[pyfunction]
 #[pyo3(signature = (words, owners, /, *, level, checksum, threads=None))]
 fn compress_zstd(
@@ -118,6 +188,7 @@ fn read_file((path, header, file_bytes, words): &FileTuple<'_>) -> PyResult<File
 /// Adds the names of this file to the module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(start_write, module)?)?;
+    module.add_function(wrap_pyfunction!(start_copy, module)?)?;
     module.add_function(wrap_pyfunction!(chunk_checksums, module)?)?;
     module.add_function(wrap_pyfunction!(compress_zstd, module)?)
 }

@@ -248,7 +248,9 @@ impl<'a> NewObjects<'a> {
             if blocks.should_stop() {
                 break Ok(());
             }
+            // Whoever waits for the bytes of a piece looks at no request meanwhile.
             let ended = if in_flight.len() < depth
+                && (in_flight.is_empty() || blocks.is_ready())
                 && let Some(piece) = blocks.next_piece()
             {
                 // SAFETY: as the caller promises.
@@ -286,7 +288,7 @@ impl<'a> NewObjects<'a> {
         // SAFETY: the slab is at least as long, initialised by the system, and nobody else's.
         let bytes = unsafe { std::slice::from_raw_parts_mut(address, piece.nbytes) };
         // SAFETY: the slab is not among the sources, which are as the caller promises.
-        unsafe { blocks.gather(piece, bytes, false) };
+        unsafe { blocks.gather(piece, bytes, false) }?;
         Ok(Bytes::from_owner(Block { slab, nbytes: piece.nbytes }))
     }
 

@@ -2,6 +2,7 @@
 
 from waystation._options import StorageOptions
 from waystation.checkpoint.context import Context
+from waystation.checkpoint.copy import CopyStatistics, copy
 from waystation.checkpoint.delete import delete, delete_async
 from waystation.checkpoint.handlers.types import (
     AbstractCheckpointable,
@@ -48,6 +49,7 @@ __all__ = [
     "Checkpointable",
     "CheckpointableHandler",
     "Context",
+    "CopyStatistics",
     "Damage",
     "LoadStatistics",
     "PyTreeMetadata",
@@ -57,6 +59,7 @@ __all__ = [
     "Verification",
     "add_checkpointables",
     "checkpointables_metadata",
+    "copy",
     "delete",
     "delete_async",
     "is_checkpoint",

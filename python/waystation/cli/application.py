@@ -94,6 +94,14 @@ Checkpointable = Annotated[
 ]
 
 
+BytesPerSecond = Annotated[
+    str | None,
+    typer.Option(
+        "--bytes-per-second", metavar="SIZE", help="Read no more than this in a second, such as 50MB."
+    ),
+]
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         import waystation
@@ -289,6 +297,94 @@ def _export(
             overwrite,
         )
         export.run(output, request)
+
+
+@application.command("cp", rich_help_panel=CHECKPOINTS)
+def _cp(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="The checkpoint: a path or a location.",
+            parser=place,
+            autocompletion=complete_path,
+        ),
+    ],
+    destination: Annotated[
+        str,
+        typer.Argument(
+            metavar="DESTINATION",
+            help="The path or location that the copy is to have.",
+            parser=place,
+            autocompletion=complete_path,
+        ),
+    ],
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a checkpoint at DESTINATION.")
+    ] = False,
+    bytes_per_second: BytesPerSecond = None,
+    storage: Storage = None,
+    as_json: AsJson = False,
+    traceback: Traceback = False,
+) -> None:
+    """Copy a checkpoint between disks and object stores. Every block is verified on the way.
+
+    The copy is visible only once it is whole. A copy that was interrupted goes on where the same command is
+    given again.
+    """
+    with reporting(as_json, traceback, storage) as output:
+        from waystation.cli.commands import cp
+
+        cp.run(output, source, destination, overwrite=overwrite, bytes_per_second=bytes_per_second)
+
+
+@application.command("mirror", rich_help_panel=CHECKPOINTS)
+def _mirror(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A directory that holds checkpoints, or a location.",
+            parser=place,
+            autocompletion=complete_path,
+        ),
+    ],
+    destination: Annotated[
+        str,
+        typer.Argument(
+            metavar="DESTINATION",
+            help="The directory or location that is to have them.",
+            parser=place,
+            autocompletion=complete_path,
+        ),
+    ],
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace checkpoints at DESTINATION that differ.")
+    ] = False,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Remove checkpoints at DESTINATION that SOURCE does not have.")
+    ] = False,
+    bytes_per_second: BytesPerSecond = None,
+    storage: Storage = None,
+    as_json: AsJson = False,
+    traceback: Traceback = False,
+) -> None:
+    """Copy the checkpoints that another directory lacks, the newest first.
+
+    Each is copied as by 'cp'. Those that are there and equal are passed over. Exits with 1 if one differs or
+    is damaged.
+    """
+    with reporting(as_json, traceback, storage) as output:
+        from waystation.cli.commands import cp
+
+        cp.run_mirror(
+            output,
+            source,
+            destination,
+            overwrite=overwrite,
+            delete=delete,
+            bytes_per_second=bytes_per_second,
+        )
 
 
 @application.command("gc", rich_help_panel=CHECKPOINTS)

@@ -2,16 +2,19 @@
 
 from waystation.training import errors, preservation_policies, save_decision_policies
 from waystation.training.checkpointer import Checkpointer
+from waystation.training.mirror import MirrorStatistics, mirror
 from waystation.training.preemption import SigtermHandler, handle_sigterm
 from waystation.training.step_metadata import CheckpointMetadata, RootMetadata
 
 __all__ = [
     "CheckpointMetadata",
     "Checkpointer",
+    "MirrorStatistics",
     "RootMetadata",
     "SigtermHandler",
     "errors",
     "handle_sigterm",
+    "mirror",
     "preservation_policies",
     "save_decision_policies",
 ]

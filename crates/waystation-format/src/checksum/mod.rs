@@ -23,6 +23,16 @@ pub fn crc64(data: &[u8]) -> u64 {
     sum.finish()
 }
 
+/// CRC-64/NVME of a file of `nbytes` bytes, by the checksums of its blocks.
+pub fn joined(blocks: impl IntoIterator<Item = u64>, nbytes: u64) -> u64 {
+    let mut left = nbytes;
+    blocks.into_iter().fold(crc64(&[]), |sum, block| {
+        let block_bytes = left.min(BLOCK_BYTES as u64);
+        left -= block_bytes;
+        crc_fast::checksum_combine(CrcAlgorithm::Crc64Nvme, sum, block, block_bytes)
+    })
+}
+
 /// CRC-32C (Castagnoli) of `data`: what Zarr and OCDBT protect their indices with.
 pub fn crc32c(data: &[u8]) -> u32 {
     crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, data) as u32
@@ -172,6 +182,15 @@ mod tests {
     fn data() -> impl Strategy<Value = Vec<u8>> {
         prop_oneof![0..100usize, 1000..1100usize, 0..20_000usize]
             .prop_flat_map(|nbytes| prop::collection::vec(any::<u8>(), nbytes))
+    }
+
+    #[test]
+    fn a_file_has_the_checksum_that_its_blocks_make_up() {
+        for nbytes in [0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES + 77] {
+            let content: Vec<u8> = (0..nbytes).map(|index| (index * 7 / 5) as u8).collect();
+            let blocks = content.chunks(BLOCK_BYTES).map(crc64);
+            assert_eq!(joined(blocks, nbytes as u64), crc64(&content));
+        }
     }
 
     proptest! {

@@ -121,7 +121,7 @@ pub unsafe fn start(
         }
         let arrivals = options.announce.then(|| Arrivals::new(&plan, shared));
         let delivery = Delivery { devices: options.devices.as_ref(), arrivals: arrivals.as_ref() };
-        let batch = Batch { plan: &plan, options: &options, delivery, shared };
+        let batch = Batch::new(&plan, &options, delivery, shared);
         // SAFETY: the caller vouches for destinations as long as the job runs.
         unsafe { storage.read(&batch) }
     })
@@ -140,6 +140,16 @@ pub struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
+    /// A batch of a job that has more to do than to read it.
+    pub(crate) fn new(
+        plan: &'a Plan,
+        options: &'a Options,
+        delivery: Delivery<'a>,
+        shared: &'a Shared<Statistics>,
+    ) -> Self {
+        Self { plan, options, delivery, shared }
+    }
+
     /// The spans of each file that are to be read.
     pub fn spans(&self) -> Vec<Vec<Range<u64>>> {
         self.plan.files.iter().map(spans_of).collect()
@@ -221,7 +231,8 @@ pub unsafe fn conclude<'a>(plan: &FilePlan, layout: &Layout, delivery: Delivery<
     unsafe { Landing::start(delivery, plan, layout) }
 }
 
-fn corrupt(path: &Path, mismatch: &Mismatch) -> Error {
+/// The error of a block, or of a whole file, that is not what its checksum says.
+pub(crate) fn corrupt(path: &Path, mismatch: &Mismatch) -> Error {
     let message = "stored bytes are not what was written: the checksum of a block differs; use another copy";
     Error::new(Kind::Corrupt, message)
         .with("path", path.display().to_string())

@@ -12,6 +12,7 @@ use waystation_format::checksum::BLOCK_BYTES;
 use waystation_format::{Error, Result};
 
 use super::device::{DeviceCopy, DeviceRows, UnderWay};
+use super::feed::Feed;
 use super::order::Order;
 use super::plan::{FilePlan, Plan};
 use super::{Options, Statistics};
@@ -41,6 +42,7 @@ pub struct Blocks<'a> {
     order: Order,
     next_piece: AtomicU64,
     throttle: Option<&'a Throttle>,
+    feed: Option<&'a Feed<'a>>,
     gathered: Mutex<Gathered>,
     checksums: Vec<Box<[AtomicU64]>>,
     gather_ns: AtomicU64,
@@ -79,10 +81,16 @@ impl<'a> Blocks<'a> {
             first_pieces,
             next_piece: AtomicU64::new(0),
             throttle: options.throttle.as_deref(),
+            feed: None,
             gathered: Mutex::default(),
             checksums: plan.files.iter().map(checksums).collect(),
             gather_ns: AtomicU64::new(0),
         }
+    }
+
+    /// The same blocks, whose bytes a feed has.
+    pub(super) fn fed_by(self, feed: Option<&'a Feed<'a>>) -> Self {
+        Self { feed, ..self }
     }
 
     /// How many there are.
@@ -102,7 +110,17 @@ impl<'a> Blocks<'a> {
 
     /// The next piece that nobody has taken.
     pub fn next_piece(&self) -> Option<Piece> {
-        let index = self.next_piece.fetch_add(1, Ordering::Relaxed);
+        self.piece_at(self.next_piece.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Whether the next piece can be gathered without waiting for its bytes.
+    pub fn is_ready(&self) -> bool {
+        let next = self.next_piece.load(Ordering::Relaxed);
+        self.feed.is_none_or(|feed| next >= self.count() || feed.has(next))
+    }
+
+    /// The piece that is handed out after `index` others.
+    pub(super) fn piece_at(&self, index: u64) -> Option<Piece> {
         let place = self.order.piece(index)?;
         let file = self.file_of(place);
         let plan = &self.plan.files[file];
@@ -157,22 +175,33 @@ impl<'a> Blocks<'a> {
     }
 
     /// Gathers host memory into `bytes`, and checksums each block of the file on the way: `past_caches` where
-    /// no processor but the disk's looks at it next. What devices hold must be there already.
+    /// no processor but the disk's looks at it next. What devices hold must be there already. What is copied from
+    /// another storage is waited for, and verified: Corrupt if a block is not what was written.
     ///
     /// # Safety
     /// The plan's host blocks must be readable, and `bytes`, which are as long as the piece, not among
     /// them.
-    pub unsafe fn gather(&self, piece: &Piece, bytes: &mut [u8], past_caches: bool) {
+    pub unsafe fn gather(&self, piece: &Piece, bytes: &mut [u8], past_caches: bool) -> Result<()> {
+        let taken = self.feed.map(|feed| feed.take(piece, self)).transpose()?;
         let start = Instant::now();
         let first_block = (piece.offset / BLOCK_BYTES as u64) as usize;
         for (index, block) in bytes.chunks_mut(BLOCK_BYTES).enumerate() {
             let offset = piece.offset + (index * BLOCK_BYTES) as u64;
-            // SAFETY: the caller vouches for the sources.
-            let checksum = unsafe { self.plan.files[piece.file].gather(offset, block, past_caches) };
+            let checksum = match &taken {
+                Some(taken) => taken.copy_block(offset, block, past_caches)?,
+                // SAFETY: the caller vouches for the sources.
+                None => unsafe { self.plan.files[piece.file].gather(offset, block, past_caches) },
+            };
             self.checksums[piece.file][first_block + index].store(checksum, Ordering::Relaxed);
         }
         self.gather_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
         self.mark_gathered(piece.index);
+        Ok(())
+    }
+
+    /// The checksums of the blocks of a file, all of which have been gathered.
+    pub(super) fn checksums_of(&self, file: usize) -> impl Iterator<Item = u64> {
+        self.checksums[file].iter().map(|checksum| checksum.load(Ordering::Relaxed))
     }
 
     fn mark_gathered(&self, index: u64) {

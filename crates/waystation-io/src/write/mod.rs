@@ -1,4 +1,4 @@
-//! Durable writes of new files, gathered from memory.
+//! Durable writes of new files, gathered from memory, or copied from another storage (`feed`).
 //!
 //! A job parses its plan (`plan`) and hands it to its storage, whose workers take the files' blocks in order
 //! (`blocks`), gather and checksum them, and write them. Failure sequence: bad plan or options (nothing touched); a
@@ -10,6 +10,7 @@ mod blocks;
 mod chunk_checksums;
 mod compress;
 pub(crate) mod device;
+mod feed;
 mod order;
 mod plan;
 
@@ -26,6 +27,8 @@ pub use self::compress::{Compressed, compress};
 pub use self::device::{
     DeviceCopies, DeviceCopy, DeviceRows, register_device_copy, registered as registered_device_copy,
 };
+use self::feed::Feed;
+pub use self::feed::{CopiedFile, Sources};
 pub use self::plan::{FileInput, FilePlan, Plan, host_segments};
 use crate::job::{Handle, Shared};
 use crate::mode::Mode;
@@ -109,8 +112,29 @@ pub unsafe fn start(
     }
     storage.check_new(&plan)?;
     let total = plan.total_bytes;
-    // SAFETY: the caller vouches for the sources as long as the job runs.
-    Handle::spawn("waystation-write", total, move |shared| unsafe { run(&*storage, &plan, &options, shared) })
+    Handle::spawn("waystation-write", total, move |shared| {
+        // SAFETY: the caller vouches for the sources as long as the job runs.
+        unsafe { run(&*storage, &plan, &options, None, shared) }
+    })
+}
+
+/// Starts to copy files from their storage to `storage` in the background. What can be known at once is an error at
+/// once.
+///
+/// No file is whole before all of it has been verified by its checksums; what is damaged is Corrupt.
+pub fn start_copy(
+    storage: Arc<dyn Storage>,
+    sources: Sources,
+    options: Options,
+) -> Result<Handle<Statistics>> {
+    check_options(&options)?;
+    let plan = sources.plan()?;
+    storage.check_new(&plan)?;
+    let options = Options { first: Vec::new(), ..options }; // the feed has its pieces in the order of the files
+    Handle::spawn("waystation-copy", plan.total_bytes, move |shared| {
+        // SAFETY: the plan has no sources in memory.
+        unsafe { run(&*storage, &plan, &options, Some(&sources), shared) }
+    })
 }
 
 /// # Safety
@@ -119,14 +143,27 @@ unsafe fn run(
     storage: &dyn Storage,
     plan: &Plan,
     options: &Options,
+    sources: Option<&Sources>,
     shared: &Shared<Statistics>,
 ) -> Result<Statistics> {
     let started = Instant::now();
     let files = storage.begin(plan, options)?;
-    let mut blocks = Blocks::new(plan, options, shared, files.block_bytes());
-    // SAFETY: as the caller promises.
-    let mut outcome = unsafe { files.write(&blocks) };
+    let feed = sources.map(|sources| Feed::new(sources, files.block_bytes())).transpose();
+    let feed = feed.inspect_err(|_| files.abort())?;
+    let mut blocks = Blocks::new(plan, options, shared, files.block_bytes()).fed_by(feed.as_ref());
+    let mut outcome = match &feed {
+        // SAFETY: as the caller promises.
+        None => unsafe { files.write(&blocks) },
+        // SAFETY: there are no sources in memory.
+        Some(feed) => feed.during(&blocks, || unsafe { files.write(&blocks) }),
+    };
     let write_time = started.elapsed();
+    if outcome.is_ok()
+        && !shared.should_stop()
+        && let Some(feed) = &feed
+    {
+        outcome = feed.check_files(&blocks);
+    }
     if outcome.is_ok() && !shared.should_stop() {
         outcome = files.finish();
     }

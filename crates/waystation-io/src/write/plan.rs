@@ -1,7 +1,7 @@
 //! What a write job is to put where: parsed from words, checked whole before anything is touched.
 //!
 //! Invariants of a [`Plan`]: in every file the header and the segments cover each byte exactly once, in
-//! file order; the blocks of a segment partition its array; no sum or product overflows. Parsing reads
+//! file order, unless a feed has its bytes; the blocks of a segment partition its array; no sum or product overflows. Parsing reads
 //! no source memory and trusts no number.
 
 use std::ops::Range;
@@ -71,6 +71,25 @@ impl Plan {
             position += file.file_bytes - file.header.len() as u64;
             plan.has_device_blocks |= file.segments.iter().any(|segment| !segment.devices.is_empty());
             plan.files.push(file);
+        }
+        Ok(plan)
+    }
+
+    /// Files whose bytes a feed has: without headers and segments.
+    pub(super) fn fed(inputs: Vec<FileInput>) -> Result<Self> {
+        let mut plan = Self { files: Vec::new(), total_bytes: 0, has_device_blocks: false };
+        for FileInput { path, file_bytes, .. } in inputs {
+            let position = plan.total_bytes;
+            let total = position.checked_add(file_bytes).filter(|&total| i64::try_from(total).is_ok());
+            plan.total_bytes =
+                total.ok_or_else(|| named(invalid("the sizes of the files overflow"), &path))?;
+            plan.files.push(FilePlan {
+                path,
+                file_bytes,
+                header: Vec::new(),
+                segments: Vec::new(),
+                position,
+            });
         }
         Ok(plan)
     }

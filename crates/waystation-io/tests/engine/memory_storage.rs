@@ -332,7 +332,7 @@ impl Uploads<'_> {
         {
             let mut bytes = vec![0; piece.nbytes];
             // SAFETY: as the caller promises.
-            unsafe { blocks.gather(&piece, &mut bytes, false) };
+            unsafe { blocks.gather(&piece, &mut bytes, false) }?;
             self.storage.pass_gate();
             let path = &self.plan.files[piece.file].path;
             let mut state = self.storage.state.lock().unwrap();

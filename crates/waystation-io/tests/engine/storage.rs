@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use proptest::prelude::*;
+use waystation_format::checksum::crc64;
 use waystation_format::table::TableKind;
 use waystation_io::job::Handle;
 use waystation_io::local::Local;
@@ -14,7 +15,7 @@ use waystation_io::read::{self, Options};
 use waystation_io::storage::Storage;
 use waystation_io::sync_group::Durability;
 use waystation_io::table_pages::table_counts;
-use waystation_io::write::{self, FileInput};
+use waystation_io::write::{self, CopiedFile, FileInput, Sources};
 use waystation_io::{Error, Kind, Result};
 
 use waystation_store::{Condition, ObjectStorage};
@@ -471,4 +472,109 @@ fn durability_may_be_left_to_whom_it_suits() {
             assert!(place.get(&path) == Some(source));
         }
     }
+}
+
+// ---- copies ------------------------------------------------------------------------------------
+
+/// A file that is to be copied, with the checksums that its content should have.
+fn copied(from: &dyn Place, to: &dyn Place, name: &str, content: &[u8]) -> CopiedFile {
+    CopiedFile {
+        path: to.directory().join(format!("copy-of-{name}")),
+        source: from.directory().join(name),
+        file_bytes: content.len() as u64,
+        checksums: Some(checksums_of(content)),
+        crc64: Some(crc64(content)),
+    }
+}
+
+fn start_copy(from: &dyn Place, to: &dyn Place, files: Vec<CopiedFile>) -> Result<Handle<write::Statistics>> {
+    let reading = Options { threads: Some(1), ..Options::default() };
+    let sources =
+        Sources { storage: from.storage(), files, options: reading, readers: 3, memory_bytes: None };
+    write::start_copy(to.storage(), sources, AUTOMATIC)
+}
+
+/// Files that are empty, smaller than a block, and larger than a part of an upload.
+fn put_files(from: &dyn Place) -> Vec<(&'static str, Vec<u8>)> {
+    let files = vec![
+        ("large", noise(37 * BLOCK + 77, 1)),
+        ("nothing", Vec::new()),
+        ("small", noise(333, 2)),
+        ("whole", noise(6 * BLOCK, 3)),
+    ];
+    files.iter().for_each(|(name, content)| from.put(&from.directory().join(name), content));
+    files
+}
+
+#[test]
+fn files_are_copied_from_every_storage_to_every_other() {
+    for from in places() {
+        let contents = put_files(&*from);
+        for to in places() {
+            let files = contents.iter().map(|(name, content)| copied(&*from, &*to, name, content)).collect();
+            let job = start_copy(&*from, &*to, files).unwrap();
+            let statistics = outcome(&job).unwrap();
+            for ((name, content), checksums) in contents.iter().zip(statistics.checksums) {
+                let path = to.directory().join(format!("copy-of-{name}"));
+                assert!(to.get(&path).as_ref() == Some(content), "{name}");
+                assert_eq!(checksums, checksums_of(content));
+            }
+            let (done, total) = job.shared().progress();
+            assert_eq!((done, done), (total, statistics.bytes_written));
+        }
+    }
+}
+
+#[test]
+fn what_is_damaged_or_missing_is_not_copied() {
+    for (from, to) in places().into_iter().zip(places()) {
+        let contents = put_files(&*from);
+        let files = || contents.iter().map(|(name, content)| copied(&*from, &*to, name, content));
+        let large = from.directory().join("large");
+        let fails = |files: Vec<CopiedFile>| {
+            let error = outcome(&start_copy(&*from, &*to, files).unwrap()).unwrap_err();
+            assert!(to.names().is_empty(), "{error} left {:?}", to.names());
+            error
+        };
+        let mut damaged = contents[0].1.clone();
+        damaged[35 * BLOCK + 9] ^= 1;
+        from.put(&large, &damaged);
+        assert_names(&fails(files().collect()), Kind::Corrupt, &large, Some(35 * BLOCK));
+        let without_blocks = files().map(|file| CopiedFile { checksums: None, ..file });
+        assert_names(&fails(without_blocks.collect()), Kind::Corrupt, &large, Some(0));
+        from.put(&large, &damaged[..30 * BLOCK]);
+        assert_names(&fails(files().collect()), Kind::Corrupt, &large, None);
+        let mut missing: Vec<_> = files().collect();
+        missing[2].source = from.directory().join("missing");
+        from.put(&large, &contents[0].1);
+        assert_names(&fails(missing), Kind::NotFound, &from.directory().join("missing"), None);
+        let mut wrong: Vec<_> = files().collect();
+        wrong[0].checksums = Some(vec![0; 3]);
+        assert_eq!(start_copy(&*from, &*to, wrong).err().unwrap().kind(), Kind::InvalidInput);
+    }
+}
+
+#[test]
+fn a_copy_that_is_cancelled_or_fails_leaves_nothing() {
+    let (from, to) = (Arc::new(MemoryStorage::default()), Arc::new(MemoryStorage::default()));
+    let contents = put_files(&from);
+    let start = || {
+        let files = contents.iter().map(|(name, content)| copied(&from, &to, name, content)).collect();
+        start_copy(&from, &to, files).unwrap()
+    };
+    for waiting in [&from, &to] {
+        waiting.close_gate();
+        let job = start();
+        waiting.await_waiting();
+        job.shared().cancel();
+        waiting.open_gate();
+        assert_eq!(outcome(&job).unwrap_err().kind(), Kind::Cancelled);
+        assert!(to.names().is_empty());
+    }
+    to.fail_completion(&to.directory().join("copy-of-whole"));
+    assert_eq!(outcome(&start()).unwrap_err().kind(), Kind::Unavailable);
+    assert!(to.names().is_empty());
+    from.fail_read(&from.directory().join("large"), 13 * BLOCK as u64);
+    assert_eq!(outcome(&start()).unwrap_err().kind(), Kind::Unavailable);
+    assert!(to.names().is_empty());
 }

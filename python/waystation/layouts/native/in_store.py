@@ -59,6 +59,7 @@ class StoreAttempt:
     Args:
         target: The path.
         overwrite: Whether it replaces the checkpoint that is there now.
+        removes_dead: Whether it begins with the removal; else `remove_others` is for the caller to call.
 
     Attributes:
         target: The path.
@@ -70,7 +71,7 @@ class StoreAttempt:
             bucket.
     """
 
-    def __init__(self, target: str, *, overwrite: bool) -> None:
+    def __init__(self, target: str, *, overwrite: bool, removes_dead: bool = True) -> None:
         self.target = target
         self.id = new_attempt_id()
         self.path = os.path.join(target, storage.names.attempt("", self.id))
@@ -83,7 +84,9 @@ class StoreAttempt:
             if overwrite:
                 self._replaced = _present(target)
 
-        calls = [lambda: leases.append(Lease(self.path)), look, lambda: _remove_others(target, self.id)]
+        calls = [lambda: leases.append(Lease(self.path)), look]
+        if removes_dead:
+            calls.append(self.remove_others)
         try:
             storage.side_by_side(target, _call, calls)
         except BaseException:
@@ -92,6 +95,11 @@ class StoreAttempt:
                     lease.remove()
             raise
         (self._lease,) = leases
+
+    def remove_others(self) -> None:
+        """Removes what dead attempts have left at the path."""
+        with _warned(f"what killed saves have left of '{self.target}'"):
+            remove_dead(self.target, besides=self.id)
 
     def write_last(self, files: Sequence[tuple[str, bytes]]) -> None:
         """Writes the last files before the commit, and shows that this process is alive.
@@ -177,6 +185,15 @@ class StoreAttempt:
                 storage.of(path).replace(path, self._replaced.content, self.id, expected=version)
             raise
 
+    def leave(self) -> None:
+        """Ends it without a commit. Its data stay until they have run out, for a copy that goes on with
+        them."""
+        if self._owner.is_here:
+            self._lease.end()
+            if not self._may_be_committed:
+                with _warned(f"the lease of a copy to '{self.target}' that did not end"):
+                    self._lease.remove()
+
     def discard(self) -> None:
         """Removes all that the attempt has made; in a child that was forked meanwhile it does nothing."""
         if not self._owner.is_here:
@@ -193,11 +210,6 @@ class StoreAttempt:
 
 def _call(call: Callable[[], object]) -> None:
     call()
-
-
-def _remove_others(target: str, attempt_id: str) -> None:
-    with _warned(f"what killed saves have left of '{target}'"):
-        remove_dead(target, besides=attempt_id)
 
 
 @contextlib.contextmanager

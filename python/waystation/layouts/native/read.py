@@ -425,7 +425,7 @@ def _running(
     try:
         read_job.finish(job, statistics)
     except WaystationError as error:
-        _name_arrays(opened, error)
+        name_arrays(opened, error)
         raise
     if verify:
         statistics.headers.update(used)
@@ -458,7 +458,7 @@ def _with_headers(
     return slab, np.concatenate([headers, words])
 
 
-def _name_arrays(opened: OpenCheckpointable, error: WaystationError) -> None:
+def name_arrays(opened: OpenCheckpointable, error: WaystationError) -> None:
     """Adds to an engine error which arrays the bytes that it speaks of belong to."""
     path, offset = error.context.get("path"), error.context.get("offset")
     if path not in opened.paths() or offset is None:

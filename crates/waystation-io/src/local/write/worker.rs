@@ -141,7 +141,7 @@ impl<'a> Worker<'a> {
         // SAFETY: the slot is lent, the copies into it are done, and no write of it is in flight.
         let bytes = unsafe { self.staging.bytes(slot) };
         // SAFETY: staging memory is not among the sources; those are as the caller promises.
-        unsafe { self.blocks.gather(&piece, &mut bytes[..piece.nbytes], past_caches) };
+        unsafe { self.blocks.gather(&piece, &mut bytes[..piece.nbytes], past_caches)? };
         let padded = piece.nbytes.next_multiple_of(PAGE_BYTES);
         bytes[piece.nbytes..padded].fill(0);
         self.write(slot, piece)

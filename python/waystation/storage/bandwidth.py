@@ -1,0 +1,51 @@
+"""A bound on the bytes that jobs of the engine read in a second, all together."""
+
+from __future__ import annotations
+
+import os
+
+from waystation import _native
+from waystation._errors import InvalidInput, WrongType
+from waystation.storage.scratch import ScratchDirectory
+
+
+class Bandwidth:
+    """A bound on the bytes that copies read in a second, all together; enter it, and use it within.
+
+    Args:
+        bytes_per_second: The bound; None for none.
+
+    Raises:
+        InvalidInput: It is not positive.
+    """
+
+    def __init__(self, bytes_per_second: int | None) -> None:
+        if bytes_per_second is not None:
+            if isinstance(bytes_per_second, bool) or not isinstance(bytes_per_second, int):
+                raise WrongType(f"bytes_per_second must be an integer or None, not {bytes_per_second!r:.60}")
+            if bytes_per_second < 1:
+                raise InvalidInput(f"bytes_per_second must be 1 or more, not {bytes_per_second}")
+        self._bytes_per_second = bytes_per_second
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> Bandwidth:
+        if self._bytes_per_second is not None:
+            scratch = ScratchDirectory()
+            try:
+                path = scratch.below("throttle")
+                _native.create_throttle(path, bytes_per_s=self._bytes_per_second)
+                # Once it is open its name can go, which a killed process would leave.
+                self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            finally:
+                scratch.remove()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    @property
+    def path(self) -> str | None:
+        """The file by which the engine keeps the bound."""
+        return None if self._descriptor is None else f"/proc/self/fd/{self._descriptor}"

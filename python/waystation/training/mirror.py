@@ -1,0 +1,275 @@
+"""`mirror`: makes a directory of checkpoints have those of another one, each copied as `copy` does.
+
+The newest goes first: where a mirror is cut short, the newest is what one wants to have there. A checkpoint
+that is there and equal, by the digests in its records, is passed over, so that a mirror that is begun again
+goes on. Nothing at the destination is removed or replaced unless that is asked for.
+
+What can go wrong with one checkpoint does not keep others from being copied: it is damaged, or it is removed
+meanwhile, or another writer is faster. Anything else ends the mirror; what it has copied stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from waystation import storage
+from waystation._arguments import require_function
+from waystation._errors import (
+    CheckpointNotFound,
+    Conflict,
+    Corrupt,
+    InvalidInput,
+    NotFound,
+    Unsupported,
+    WaystationError,
+    WrongType,
+)
+from waystation.checkpoint.copy import Copying, CopyStatistics
+from waystation.checkpoint.paths import PathLike, is_checkpoint, layout_at, natural_order
+from waystation.layouts.native import commit, names
+from waystation.layouts.native.records import (
+    PYTREE,
+    CheckpointableRecord,
+    CheckpointRecord,
+    Digest,
+    read_vouched,
+)
+from waystation.storage.attempts import new_attempt_id
+from waystation.storage.bandwidth import Bandwidth
+from waystation.storage.leases import Leases
+from waystation.storage.store_leases import StoreLeases
+from waystation.training import root_metadata
+from waystation.transfers.handle import Progress
+
+_log = logging.getLogger("waystation")
+
+OnCheckpoint = Callable[[str], Callable[[int, int], None]]
+
+
+@dataclass(slots=True)
+class MirrorStatistics:
+    """What a mirror has done; checkpoints are told by their names.
+
+    Attributes:
+        path: The directory that was made like the other one.
+        copied: What was copied, in the order in which that was done.
+        equal: Those that were there.
+        differing: Those that are there with other contents, and were left alone.
+        damaged: Those that could not be copied because they are damaged, and what is wrong with each.
+        unsupported: Those in layouts of Orbax, and parts of saves to local storage.
+        deleted: Those that were removed, as the source does not have them.
+    """
+
+    path: str
+    copied: dict[str, CopyStatistics] = field(default_factory=dict)
+    equal: list[str] = field(default_factory=list)
+    differing: list[str] = field(default_factory=list)
+    damaged: dict[str, str] = field(default_factory=dict)
+    unsupported: list[str] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+
+
+def mirror(
+    source: PathLike,
+    destination: PathLike,
+    *,
+    overwrite: bool = False,
+    delete: bool = False,
+    bytes_per_second: int | None = None,
+    on_checkpoint: OnCheckpoint = lambda _name: lambda _done, _total: None,
+) -> MirrorStatistics:
+    """Copies the checkpoints of a directory that another directory lacks, the newest first.
+
+    Each is verified and committed as by `waystation.copy`. Those that are there are passed over. The metadata
+    of the whole sequence are copied as well, if there are none. One process calls this.
+
+    Args:
+        source: The directory of checkpoints, or a location in an object store.
+        destination: The directory that is to have them; it is made.
+        overwrite: Replace checkpoints at the destination that differ from those of the same name.
+        delete: Remove checkpoints at the destination whose names the source does not have, once all others
+            have been copied. Those that somebody reads stay.
+        bytes_per_second: How much to read in a second at most, on average; None for no bound.
+        on_checkpoint: Called with the name of each checkpoint before it is copied; returns what is called
+            with `(bytes done, bytes in all)` meanwhile.
+
+    Returns:
+        What was done, and what was not. Nothing is raised of damaged checkpoints, nor of differing ones.
+
+    Raises:
+        NotFound: There is no directory at `source`.
+        InvalidInput: There are no checkpoints there, and `delete` would remove all of those at the
+            destination; or a path cannot be one.
+        Unavailable: Something cannot be reached; call again, and the mirror goes on.
+    """
+    require_function("on_checkpoint", on_checkpoint)
+    for name, value in (("overwrite", overwrite), ("delete", delete)):
+        if not isinstance(value, bool):
+            raise WrongType(f"{name} must be True or False, not {value!r:.60}")
+    origin, target = (storage.resolved(storage.located(path)) for path in (source, destination))
+    if origin == target:
+        raise InvalidInput(f"'{origin}' cannot be a mirror of itself; give another path", path=origin)
+    if is_checkpoint(origin):
+        raise InvalidInput(f"'{origin}' is a checkpoint itself; copy it by waystation.copy", path=origin)
+    if not storage.is_directory(origin):
+        raise NotFound(f"there is no directory '{origin}'", path=origin)
+    with Bandwidth(bytes_per_second) as bandwidth:
+        return _Mirror(origin, target, bandwidth, on_checkpoint, overwrite=overwrite).run(delete=delete)
+
+
+class _Mirror:
+    def __init__(
+        self, origin: str, target: str, bandwidth: Bandwidth, on_checkpoint: OnCheckpoint, *, overwrite: bool
+    ) -> None:
+        self._origin = origin
+        self._target = target
+        self._bandwidth = bandwidth
+        self._on_checkpoint = on_checkpoint
+        self._overwrite = overwrite
+        self._done = MirrorStatistics(target)
+
+    def run(self, *, delete: bool) -> MirrorStatistics:
+        found = _checkpoints_in(self._origin)
+        if delete and not found:
+            raise InvalidInput(
+                f"there are no checkpoints in '{self._origin}', so that all in '{self._target}' would be "
+                "removed; if that is meant, remove them yourself",
+                path=self._origin,
+            )
+        storage.make_directory(self._target, parents=True)
+        custom_metadata = root_metadata.read(self._origin)
+        if custom_metadata:
+            root_metadata.write_once(self._target, custom_metadata)
+        for name, record in _newest_first(found):
+            self._mirror(name, record)
+        if delete:
+            self._delete()
+        return self._done
+
+    def _mirror(self, name: str, record: CheckpointRecord | WaystationError | None) -> None:
+        """Copies one checkpoint, if that is not there."""
+        if isinstance(record, WaystationError):
+            self._done.damaged[name] = record.message
+            return
+        if record is None or record.local is not None:
+            self._done.unsupported.append(name)
+            return
+        source, target = os.path.join(self._origin, name), os.path.join(self._target, name)
+        try:
+            # Another writer may come at any time.
+            for _ in range(2):
+                if is_checkpoint(target):
+                    if same(source, target):
+                        self._done.equal.append(name)
+                        return
+                    if not self._overwrite:
+                        self._done.differing.append(name)
+                        return
+                try:
+                    self._done.copied[name] = self._copy(name, source, target)
+                except Conflict:
+                    if not is_checkpoint(target):
+                        raise
+                else:
+                    return
+            self._done.differing.append(name)
+        except Corrupt as error:
+            self._done.damaged[name] = str(error)
+        except CheckpointNotFound:
+            _log.info("checkpoint '%s' was removed before it was copied", source)
+
+    def _copy(self, name: str, source: str, target: str) -> CopyStatistics:
+        copying = Copying(self._bandwidth, Progress(), self._on_checkpoint(name))
+        return copying.run(source, target, overwrite=self._overwrite)
+
+    def _delete(self) -> None:
+        """Removes what the source does not have by now."""
+        leases = StoreLeases(self._target) if storage.is_in_store(self._target) else Leases(self._target)
+        present = set(_checkpoints_in(self._origin))
+        for name in sorted(_checkpoints_in(self._target), key=natural_order):
+            if name not in present:
+                with leases.condemned(name) as may_go:
+                    if may_go:
+                        commit.withdraw(os.path.join(self._target, name), new_attempt_id())
+                        self._done.deleted.append(name)
+
+
+def _checkpoints_in(directory: str) -> dict[str, CheckpointRecord | WaystationError | None]:
+    """The checkpoints in a directory by name, each with its record, or what is wrong with that; None for
+    those of Orbax."""
+
+    def look(name: str) -> tuple[str, CheckpointRecord | WaystationError | None] | None:
+        path = os.path.join(directory, name)
+        layout = layout_at(path)
+        if layout is None:
+            return None
+        if layout == "orbax":
+            return name, None
+        try:
+            return name, commit.read_record(path)
+        except (Corrupt, Unsupported) as error:
+            return name, error
+        except NotFound:
+            return None
+
+    return dict(filter(None, storage.side_by_side(directory, look, storage.directories(directory))))
+
+
+def _newest_first(
+    found: Mapping[str, CheckpointRecord | WaystationError | None],
+) -> Sequence[tuple[str, CheckpointRecord | WaystationError | None]]:
+    def age(entry: tuple[str, CheckpointRecord | WaystationError | None]) -> tuple[int, object]:
+        name, record = entry
+        created_ns = record.created_ns if isinstance(record, CheckpointRecord) else 0
+        return created_ns, natural_order(name)
+
+    return sorted(found.items(), key=age, reverse=True)
+
+
+def same(first: str, second: str) -> bool:
+    """Whether two checkpoints have the same contents, by their records: which names, and by the digests of
+    their tables all arrays, and all files of handlers. Data are not read.
+
+    Raises:
+        Corrupt: A record of the first is damaged.
+    """
+    own = commit.read_record(first)
+    try:
+        other = commit.read_record(second)
+    except (Corrupt, NotFound, Unsupported):
+        return False
+    if own.checkpointables.keys() != other.checkpointables.keys():
+        return False
+    if own.custom_metadata != other.custom_metadata:
+        return False
+    return all(
+        _same(first, second, own.checkpointables[name], other.checkpointables[name])
+        for name in own.checkpointables
+    )
+
+
+def _same(first: str, second: str, own: tuple[str, Digest], other: tuple[str, Digest]) -> bool:
+    if own[1] == other[1]:
+        return True
+    # Of handlers' files, whose records differ between disks and stores.
+    found = _record(first, own)
+    try:
+        present = _record(second, other)
+    except (Corrupt, NotFound, Unsupported):
+        return False
+    if PYTREE in (found.kind, present.kind):
+        return False
+    return (found.handler, found.files) == (present.handler, present.files)
+
+
+def _record(checkpoint: str, entry: tuple[str, Digest]) -> CheckpointableRecord:
+    directory, digest = entry
+    path = names.checkpointable_record(os.path.join(checkpoint, directory))
+    try:
+        (content,) = read_vouched({path: digest})
+    except NotFound as error:
+        raise Corrupt(f"a committed file is missing: {error.message}", **error.context) from error
+    return CheckpointableRecord.decode(content, path)

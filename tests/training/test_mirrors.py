@@ -1,0 +1,168 @@
+"""Mirrors of whole sequences of checkpoints."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.handlers.examples import Counter, CounterHandler
+from tests.handlers.states import with_handlers
+from tests.support import s3
+from tests.support.places import part_of, steps_in
+
+import waystation
+from waystation.checkpoint.compare import compare
+from waystation.errors import InvalidInput, NotFound
+from waystation.storage import AnyPath, Location
+from waystation.storage.leases import Leases
+from waystation.training import Checkpointer, mirror, save_decision_policies
+
+KINDS = ("disk", "store")
+
+
+@pytest.fixture(params=list(itertools.product(KINDS, KINDS)), ids="-".join)
+def places(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[AnyPath, AnyPath]:
+    """Where a sequence is, and where its mirror is to be."""
+    if "store" in request.param:
+        bucket = s3.bucket()
+        for name, value in s3.settings(bucket.endpoint).items():
+            monkeypatch.setenv(name.upper(), value)
+
+    def place(kind: str, name: str) -> AnyPath:
+        return tmp_path / name if kind == "disk" else Location(f"{bucket.location}/{name}")
+
+    first, second = request.param
+    return place(first, "from"), place(second, "to")
+
+
+def state(step: int) -> dict[str, Any]:
+    return {"a": np.full(300_000, step, np.int32), "step": step}
+
+
+def save(root: AnyPath, *steps: int) -> None:
+    policy = save_decision_policies.FixedIntervalPolicy(1)
+    with Checkpointer(root, save_decision_policy=policy, custom_metadata={"run": "mine"}) as checkpointer:
+        for step in steps:
+            checkpointer.save(step, state(step), metrics={"score": step}, force=True, overwrite=True)
+
+
+def test_what_is_lacking_is_copied_the_newest_first(places: tuple[AnyPath, AnyPath]) -> None:
+    source, target = places
+    save(source, 1, 2, 10)
+    done = mirror(source, target)
+    assert list(done.copied) == ["10", "2", "1"]
+    assert (done.equal, done.differing, done.damaged, done.deleted) == ([], [], {}, [])
+    save(source, 11)
+    done = mirror(source, target)
+    assert (list(done.copied), sorted(done.equal)) == (["11"], ["1", "10", "2"])
+    with Checkpointer(source) as one, Checkpointer(target) as other:
+        assert [info.step for info in other.checkpoints] == [1, 2, 10, 11]
+        assert other.load(10)["step"] == 10
+        assert other.root_metadata().custom_metadata == {"run": "mine"}
+        for first, second in zip(one.checkpoints, other.checkpoints, strict=True):
+            assert (first.metrics, first.commit_timestamp) == (second.metrics, second.commit_timestamp)
+            assert not compare(first.path, second.path).differences
+            assert waystation.verify(second.path).damages == []
+
+
+def test_what_differs_is_replaced_only_if_that_is_asked_for(places: tuple[AnyPath, AnyPath]) -> None:
+    source, target = places
+    save(source, 1, 2)
+    mirror(source, target)
+    waystation.save(source / "2", {"a": np.arange(3)}, overwrite=True)
+    assert mirror(source, target).differing == ["2"]
+    assert waystation.load(target / "2")["step"] == 2
+    assert list(mirror(source, target, overwrite=True).copied) == ["2"]
+    np.testing.assert_array_equal(waystation.load(target / "2")["a"], np.arange(3))
+    assert sorted(mirror(source, target).equal) == ["1", "2"]
+
+
+def test_nothing_is_removed_unless_that_is_asked_for(places: tuple[AnyPath, AnyPath]) -> None:
+    source, target = places
+    save(source, 1, 2, 3)
+    mirror(source, target)
+    waystation.delete(source / "1")
+    waystation.delete(source / "2")
+    mirror(source, target)
+    assert steps_in(target) == ["1", "2", "3"]
+    assert mirror(source, target, delete=True).deleted == ["1", "2"]
+    assert steps_in(target) == ["3"]
+    waystation.delete(source / "3")
+    with pytest.raises(InvalidInput, match="no checkpoints"):
+        mirror(source, target, delete=True)
+    assert steps_in(target) == ["3"]
+
+
+def test_damage_of_one_does_not_keep_others_away(places: tuple[AnyPath, AnyPath]) -> None:
+    source, target = places
+    save(source, 1, 2, 3)
+    file = next(part_of(source / "2").glob("*.safetensors"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    done = mirror(source, target)
+    assert (list(done.copied), list(done.damaged)) == (["3", "1"], ["2"])
+    assert file.name in done.damaged["2"]
+    assert steps_in(target) == ["1", "3"]
+
+
+def test_files_of_handlers_are_equal_on_disks_and_in_stores(places: tuple[AnyPath, AnyPath]) -> None:
+    with with_handlers(CounterHandler):
+        for value in (1, 2):
+            waystation.save_checkpointables(
+                places[0] / "a", {"state": state(1), "n": Counter(value)}, overwrite=True
+            )
+            done = mirror(*places, overwrite=True)
+            assert list(done.copied) == ["a"]
+            assert mirror(*places).equal == ["a"]
+            assert waystation.load_checkpointables(places[1] / "a")["n"] == Counter(value)
+
+
+def test_a_mirror_that_is_interrupted_goes_on(places: tuple[AnyPath, AnyPath]) -> None:
+    save(places[0], 1, 2, 3)
+    begun: list[str] = []
+
+    def interrupt(name: str) -> Any:
+        begun.append(name)
+        if len(begun) > 1:
+            raise KeyboardInterrupt
+        return lambda _done, _total: None
+
+    with pytest.raises(KeyboardInterrupt):
+        mirror(*places, on_checkpoint=interrupt)
+    done = mirror(*places)
+    assert (list(done.copied), done.equal) == (["2", "1"], ["3"])
+
+
+def test_what_somebody_reads_at_the_destination_stays(tmp_path: Path) -> None:
+    save(tmp_path / "from", 1, 2)
+    mirror(tmp_path / "from", tmp_path / "to")
+    waystation.delete(tmp_path / "from" / "1")
+    with Leases(tmp_path / "to").hold("1"):
+        assert mirror(tmp_path / "from", tmp_path / "to", delete=True).deleted == []
+    assert mirror(tmp_path / "from", tmp_path / "to", delete=True).deleted == ["1"]
+
+
+def test_what_can_be_no_mirror_is_refused(tmp_path: Path) -> None:
+    save(tmp_path / "from", 1)
+    with pytest.raises(InvalidInput, match="of itself"):
+        mirror(tmp_path / "from", tmp_path / "from")
+    with pytest.raises(InvalidInput, match="is a checkpoint itself"):
+        mirror(tmp_path / "from" / "1", tmp_path / "to")
+    with pytest.raises(NotFound):
+        mirror(tmp_path / "missing", tmp_path / "to")
+    assert os.listdir(tmp_path) == ["from"]
+
+
+def test_all_copies_of_a_mirror_share_a_bound(tmp_path: Path) -> None:
+    save(tmp_path / "from", 1, 2, 3)
+    begun_s = time.monotonic()
+    mirror(tmp_path / "from", tmp_path / "to", bytes_per_second=8 << 20)
+    assert time.monotonic() - begun_s > 0.9 * 3 * 1_200_000 / (8 << 20)
