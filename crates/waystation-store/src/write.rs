@@ -299,6 +299,7 @@ impl<'a> NewObjects<'a> {
         blocks.mark_written(&piece);
         // A store may take its time to join parts, so that is done while others are uploaded.
         if self.files[piece.file].missing.fetch_sub(1, Ordering::AcqRel) == 1 {
+            blocks.check_file(piece.file)?;
             self.in_time(piece.file, 0, self.finish_one(piece.file)).await?;
         }
         Ok(())

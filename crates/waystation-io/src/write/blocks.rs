@@ -196,7 +196,18 @@ impl<'a> Blocks<'a> {
         }
         self.gather_ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
         self.mark_gathered(piece.index);
-        Ok(())
+        // It may be whole once this piece is written.
+        if piece.nbytes as u64 == self.plan.files[piece.file].file_bytes {
+            self.check_file(piece.file)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Verifies a file that is copied from another storage, all of which has been gathered: Corrupt if it is not
+    /// what was written. A storage that makes a file whole before the end of the job calls this first.
+    pub fn check_file(&self, file: usize) -> Result<()> {
+        self.feed.map_or(Ok(()), |feed| feed.check_file(file, self))
     }
 
     /// The checksums of the blocks of a file, all of which have been gathered.

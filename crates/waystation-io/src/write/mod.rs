@@ -158,11 +158,8 @@ unsafe fn run(
         Some(feed) => feed.during(&blocks, || unsafe { files.write(&blocks) }),
     };
     let write_time = started.elapsed();
-    if outcome.is_ok()
-        && !shared.should_stop()
-        && let Some(feed) = &feed
-    {
-        outcome = feed.check_files(&blocks);
+    if outcome.is_ok() && !shared.should_stop() {
+        outcome = (0..plan.files.len()).try_for_each(|file| blocks.check_file(file));
     }
     if outcome.is_ok() && !shared.should_stop() {
         outcome = files.finish();
