@@ -301,6 +301,25 @@ def compress_zstd(
 def chunk_checksums(words: Buffer, owners: object, /, *, threads: int | None = None) -> list[int]:
     """The CRC-32C of arrays of host memory, given as segments. Ctrl-C is noticed afterwards."""
 
+def start_comparison(
+    words: Buffer,
+    pieces: Buffer,
+    counts: Buffer,
+    expected: Buffer,
+    owners: object,
+    /,
+    *,
+    threads: int | None = None,
+) -> Job:
+    """Compares blocks of files with memory, by their checksums, and reads no file.
+
+    `words` are segments, the arrays. `pieces` are rows of three int64: the number of an array, where in it
+    the piece begins, its bytes. A block is the next `counts` of them, at most 256 KiB, whose crc64 should be
+    `expected`. Blocks are taken in order; those of which every array is known to differ, by a block that has
+    one piece, count as different. `owners` is kept until no thread reads sources. The job counts no bytes;
+    its result is `{"equal": bytes}`, one of 0 or 1 for each block.
+    """
+
 def start_read(
     files: Sequence[tuple[str, int, Buffer | None]],
     words: Buffer,

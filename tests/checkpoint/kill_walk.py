@@ -121,6 +121,12 @@ def save_several(path: Path) -> None:
     waystation.save_checkpointables(path, {"state": state(2), "dataset": Position(7)})
 
 
+def save_shared(path: Path) -> None:
+    """State 2 beside another checkpointable, whose files are shared with the checkpoint that is replaced."""
+    checkpointables = {"state": state(2), "other": state(9)}
+    waystation.save_checkpointables(path, checkpointables, overwrite=True, unchanged_from=path)
+
+
 def add(path: Path) -> None:
     waystation.add_checkpointables(path, {"other": state(9)})
 
@@ -196,6 +202,8 @@ SCENARIOS = {
     "delete-one": Scenario(delete_one, several, ONE_GONE),
     "add": Scenario(add, first, ONE_GONE),
     "several": Scenario(save_several, nothing, NEW),
+    "overwrite-shared": Scenario(save_shared, several, frozenset({101, 102})),
+    "overwrite-shared-plain": Scenario(save_shared, several, frozenset({101, 102}), plain_renames=True),
     "new-plain": Scenario(save_new, nothing, NEW, plain_renames=True),
     "overwrite-plain": Scenario(save_over, first, OVER, plain_renames=True),
     "overwrite-again-plain": Scenario(save_over, first_in_place, OVER, plain_renames=True),

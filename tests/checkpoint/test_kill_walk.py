@@ -28,6 +28,7 @@ def test_killed_at_every_step(scenario: str, tmp_path: Path) -> None:
     is_deletion = scenario.startswith("delete")
     assert len(report["changes"]) >= (5 if is_deletion else 20)
     assert report["kills"] >= (5 if is_deletion else 12)
+    assert ("linkat" in report["changes"]) is ("shared" in scenario)
     if not is_deletion:
         assert {"mkdir", "create", "fsync"} <= set(report["changes"])
         # Where the filter of plain renames refuses them, nothing stops before them.
@@ -35,6 +36,7 @@ def test_killed_at_every_step(scenario: str, tmp_path: Path) -> None:
         assert ("renameat2" in report["changes"]) is (scenario != "add" and not is_plain)
         # One rename for a new checkpoint; to overwrite, one each of new data, record and old data.
         renames = 3 if scenario.startswith("overwrite") else 1
+        renames += 2 * ("shared" in scenario)  # it has two checkpointables
         # What is added moves in, and then the record is replaced, whatever renames there are.
         expected = 2 if scenario == "add" else renames if is_plain else 0
         assert report["changes"].count("rename") == expected

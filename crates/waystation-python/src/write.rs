@@ -1,6 +1,7 @@
 //! `start_write`: plans of files to be written become a background [`Job`]. `start_copy`: so do files of another
 //! storage. `compress_zstd`: what is written
 //! compressed is compressed before. `chunk_checksums`: what is written as it is, is summed before.
+//! `start_comparison`: what was written before is compared with what is to be written now.
 
 use std::path::PathBuf;
 
@@ -9,7 +10,7 @@ use pyo3::types::{PyBytes, PyDict, PyList};
 use waystation_format::Result;
 use waystation_io::mode::Mode;
 use waystation_io::read;
-use waystation_io::write::{self, CopiedFile, FileInput, Options, Sources, Statistics};
+use waystation_io::write::{self, BlocksInput, CopiedFile, FileInput, Options, Sources, Statistics};
 
 use crate::directory::{Root, storage_of};
 use crate::error::{guarded, to_py};
@@ -160,6 +161,35 @@ fn compress_zstd(
     Ok((Slab::new(compressed.memory), places))
 }
 
+impl IntoDictionary for Vec<bool> {
+    fn into_dictionary(self, py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+        let equal: Vec<u8> = self.into_iter().map(u8::from).collect();
+        let dictionary = PyDict::new(py);
+        dictionary.set_item("equal", PyBytes::new(py, &equal))?;
+        Ok(dictionary)
+    }
+}
+
+#[pyfunction]
+#[pyo3(signature = (words, pieces, counts, expected, owners, /, *, threads=None))]
+fn start_comparison(
+    py: Python<'_>,
+    words: &Bound<'_, PyAny>,
+    pieces: &Bound<'_, PyAny>,
+    counts: &Bound<'_, PyAny>,
+    expected: &Bound<'_, PyAny>,
+    owners: Py<PyAny>,
+    threads: Option<usize>,
+) -> PyResult<Job> {
+    let expected = Bytes::of(expected)?.words(u64::from_le_bytes).map_err(to_py)?;
+    let (words, pieces, counts) = (plan_words(words)?, plan_words(pieces)?, plan_words(counts)?);
+    let input = BlocksInput { words, pieces, counts, expected };
+    // SAFETY: only Waystation calls this module; it hands over addresses of memory that `owners` keeps
+    // alive, and the job keeps `owners` until no thread reads it.
+    let handle = py.detach(|| guarded(|| unsafe { write::start_comparison(input, threads) }))?;
+    Ok(Job::new(handle, owners))
+}
+
 #[pyfunction]
 #[pyo3(signature = (words, owners, /, *, threads=None))]
 fn chunk_checksums(
@@ -189,6 +219,7 @@ fn read_file((path, header, file_bytes, words): &FileTuple<'_>) -> PyResult<File
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(start_write, module)?)?;
     module.add_function(wrap_pyfunction!(start_copy, module)?)?;
+    module.add_function(wrap_pyfunction!(start_comparison, module)?)?;
     module.add_function(wrap_pyfunction!(chunk_checksums, module)?)?;
     module.add_function(wrap_pyfunction!(compress_zstd, module)?)
 }

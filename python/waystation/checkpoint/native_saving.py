@@ -13,16 +13,25 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 from waystation import _native, storage
 from waystation._errors import Conflict, InvalidInput, WaystationError
 from waystation._options import Options
 from waystation.checkpoint import prepare, state_parts
-from waystation.checkpoint.paths import MOST_ATTEMPTS, always_replaced, check_destination, is_checkpoint
+from waystation.checkpoint.paths import (
+    MOST_ATTEMPTS,
+    PathLike,
+    always_replaced,
+    check_destination,
+    is_checkpoint,
+    locate,
+    require_native_checkpoint,
+)
 from waystation.checkpoint.prepare import Described, Taken
 from waystation.checkpoint.saving import Layout, Ranges, Save, undone_on_error
-from waystation.layouts.native import commit, handler_files, names, orphans
+from waystation.layouts.native import commit, handler_files, names, orphans, unchanged, write_plan
+from waystation.layouts.native.chunks import Chunks
 from waystation.layouts.native.in_store import StoreAttempt
 from waystation.layouts.native.merge import Part
 from waystation.layouts.native.records import FILES, CheckpointableRecord, CheckpointRecord, Digest, LocalPart
@@ -137,30 +146,85 @@ class CutStates:
         self.taken = {}
 
 
-class NativeLayout(CutStates):
-    """The native layout."""
+@dataclass(frozen=True, slots=True)
+class EarlierCheckpoint:
+    """A checkpoint with which a save may share data files.
 
-    def __init__(self, check: Callable[[Structure], object] = lambda _: None) -> None:
+    Attributes:
+        path: Where it is.
+        is_required: Whether it is an error if no checkpoint is there.
+    """
+
+    path: str
+    is_required: bool = False
+
+    @classmethod
+    def given(cls, path: PathLike | None) -> Self | None:
+        """The one that the caller of a save has given."""
+        return None if path is None else cls(locate(path), is_required=True)
+
+
+class NativeLayout(CutStates):
+    """The native layout.
+
+    Args:
+        check: Refuses states that have a structure for which there is no place.
+        earlier: A checkpoint with which data files may be shared.
+    """
+
+    def __init__(
+        self, check: Callable[[Structure], object] = lambda _: None, earlier: EarlierCheckpoint | None = None
+    ) -> None:
         super().__init__(check)
+        self._earlier = earlier
         self._prepared: list[Prepared] = []
         self._waited_for: Ranges = {}
         self._parts: list[Part] = []  # where no other process has any
 
+    def check(self, save: Save, checkpointables: Collection[str]) -> None:
+        """Refuses the names of files of the layout, and an earlier checkpoint that is not there."""
+        super().check(save, checkpointables)
+        if self._earlier is not None and self._earlier.is_required:
+            require_native_checkpoint(self._earlier.path)
+
     def plan(self, save: Save, waited_for: Ranges) -> None:
         """See `Layout`."""
         self._waited_for = waited_for
-        is_in_store = storage.is_in_store(save.target)
-        self._prepared = [
-            prepare.plan(name, taken, save.options, save.writer.process, is_in_store=is_in_store)
-            for name, taken in self.taken.items()
-        ]
+        if self._earlier is None:  # else once the attempt is there
+            is_in_store = storage.is_in_store(save.target)
+            self._prepared = [
+                prepare.plan(name, taken, save.options, save.writer.process, is_in_store=is_in_store)
+                for name, taken in self.taken.items()
+            ]
 
     def directories(self) -> list[str]:
         """One for each state."""
-        return [entry.name for entry in self._prepared]
+        return list(self.taken)
+
+    def _plan_beside(self, earlier: str, save: Save, writing: Writing) -> None:
+        """Plans the files, and shares those of an earlier checkpoint that need not be written again."""
+        found = unchanged.Earlier.open(earlier, list(self.taken))
+        process, waited_for = save.writer.process, dict(self._waited_for)
+        for name, taken in self.taken.items():
+            shared = None
+            if found is not None:
+                place = unchanged.Place(
+                    names.directory_in(writing.path, name), process, save.options, writing.progress.watch
+                )
+                chunks = Chunks.of(taken.chunks)
+                shared = unchanged.share(found, name, chunks, taken.sources, taken.labels, place)
+            entry = prepare.plan(name, taken, save.options, process, shared)
+            self._prepared.append(entry)
+            if shared is not None:
+                save.shared_bytes += int(chunks.lengths.sum()) - entry.plan.data_bytes
+                if name in waited_for:
+                    waited_for[name] = write_plan.moved(waited_for[name], chunks, entry.plan.order)
+        self._waited_for = waited_for
 
     def write(self, save: Save, writing: Writing) -> bytes:
         """See `FileLayout`."""
+        if self._earlier is not None:
+            self._plan_beside(self._earlier.path, save, writing)
         observer = Observer(
             writing.progress.add,
             writing.on_copied_out,

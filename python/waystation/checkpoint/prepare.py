@@ -28,6 +28,7 @@ from waystation.layouts.native import write_plan
 from waystation.layouts.native.chunks import ALONE, Chunk, Writer, are_whole, block_of, cut, whole_chunks
 from waystation.layouts.native.records import Digest, dump_json, load_json
 from waystation.layouts.native.write import Prepared
+from waystation.layouts.native.write_plan import SharedFiles
 from waystation.layouts.opened import ArrayLeaf, Leaf, StoredTree
 from waystation.tree import Structure, flatten, format_key_path
 
@@ -263,13 +264,19 @@ def take(described: Described, options: Options, writer: Writer = ALONE) -> Take
 
 @paused_collection()
 def plan(
-    name: str, taken: Taken, options: Options, process: int = 0, *, is_in_store: bool = False
+    name: str,
+    taken: Taken,
+    options: Options,
+    process: int = 0,
+    shared: SharedFiles | None = None,
+    *,
+    is_in_store: bool = False,
 ) -> Prepared:
     """Plans the files of a state; the addresses of its chunks must be final."""
     target = options.file.file_bytes_target
     if target is None:
         target = _STORED_FILE_BYTES if is_in_store else _FILE_BYTES
-    planned = write_plan.plan(taken.chunks, taken.sources, taken.labels, target, process)
+    planned = write_plan.plan(taken.chunks, taken.sources, taken.labels, target, process, shared)
     tree = StoredTree(taken.structure, taken.leaves, taken.sources, taken.labels)
     return Prepared(name, tree, taken.sources, taken.chunks, planned)
 

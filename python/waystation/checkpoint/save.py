@@ -24,7 +24,13 @@ from waystation._options.in_effect import current_options
 from waystation.checkpoint import remote_state
 from waystation.checkpoint.handlers.choice import METRICS, STATE
 from waystation.checkpoint.local_saving import OwnStorage
-from waystation.checkpoint.native_saving import FileLayout, NativeLayout, NewPlace, SharedStorage
+from waystation.checkpoint.native_saving import (
+    EarlierCheckpoint,
+    FileLayout,
+    NativeLayout,
+    NewPlace,
+    SharedStorage,
+)
 from waystation.checkpoint.orbax_saving import OrbaxLayout
 from waystation.checkpoint.paths import PathLike, locate, require_native_checkpoint, resolve
 from waystation.checkpoint.saving import Destination, Saving
@@ -46,6 +52,7 @@ def save(
     checkpointable_name: str = STATE,
     overwrite: bool = False,
     custom_metadata: Any = None,
+    unchanged_from: PathLike | None = None,
 ) -> None:
     """Saves a state and returns when it is durable and committed.
 
@@ -58,9 +65,13 @@ def save(
         checkpointable_name: The name of the state in the checkpoint.
         overwrite: Replace an existing checkpoint, which stays whole until the new one is committed.
         custom_metadata: A dict of JSON values, with strings as keys, to keep with the checkpoint.
+        unchanged_from: An earlier checkpoint, on the same file system. Arrays that are equal to its own are
+            not written again: the new checkpoint shares its data files, if enough of them is unchanged.
 
     Raises:
         Conflict: `path` exists and is not an empty directory; with `overwrite`, it is no checkpoint either.
+        CheckpointNotFound: There is no checkpoint at `unchanged_from`. One that is damaged is not an error:
+            what cannot be shared is written.
         Unsupported: A leaf's type cannot be saved; the message has its key path.
         InvalidInput: A leaf, option or path is wrong.
         DiskFull, PermissionDenied, Unavailable: The disk refuses; nothing is left behind. Unavailable as
@@ -69,9 +80,16 @@ def save(
     check_names([checkpointable_name])
     backend = remote_state.backend_of(state)
     if backend is None:
-        write(path, {checkpointable_name: state}, overwrite, custom_metadata, is_state=True)
+        write(
+            path,
+            {checkpointable_name: state},
+            overwrite,
+            custom_metadata,
+            is_state=True,
+            earlier=EarlierCheckpoint.given(unchanged_from),
+        )
         return
-    _require_state(path, checkpointable_name)
+    _require_state(path, checkpointable_name, unchanged_from)
     backend.save(resolve(path), state, overwrite=overwrite, custom_metadata=custom_metadata)
 
 
@@ -82,6 +100,7 @@ def save_async(
     checkpointable_name: str = STATE,
     overwrite: bool = False,
     custom_metadata: Any = None,
+    unchanged_from: PathLike | None = None,
 ) -> AsyncResponse[None]:
     """Saves a state in the background. Changes to the state after this returns do not affect the checkpoint.
 
@@ -100,8 +119,15 @@ def save_async(
     check_names([checkpointable_name])
     backend = remote_state.backend_of(state)
     if backend is None:
-        return write_async(path, {checkpointable_name: state}, overwrite, custom_metadata, is_state=True)
-    _require_state(path, checkpointable_name)
+        return write_async(
+            path,
+            {checkpointable_name: state},
+            overwrite,
+            custom_metadata,
+            is_state=True,
+            earlier=EarlierCheckpoint.given(unchanged_from),
+        )
+    _require_state(path, checkpointable_name, unchanged_from)
     return backend.save_async(resolve(path), state, overwrite=overwrite, custom_metadata=custom_metadata)
 
 
@@ -111,6 +137,7 @@ def save_checkpointables(
     *,
     overwrite: bool = False,
     custom_metadata: Any = None,
+    unchanged_from: PathLike | None = None,
 ) -> None:
     """Saves several checkpointables as one checkpoint. Each can be loaded and deleted separately.
 
@@ -121,6 +148,8 @@ def save_checkpointables(
             (`waystation.handlers`).
         overwrite: Replace an existing checkpoint, which stays whole until the new one is committed.
         custom_metadata: A dict of JSON values, with strings as keys, to keep with the checkpoint.
+        unchanged_from: An earlier checkpoint, on the same file system. Arrays that are equal to its own are
+            not written again: the new checkpoint shares its data files, if enough of them is unchanged.
 
     Raises:
         NoHandler: No handler can save one of them; the message names it.
@@ -128,7 +157,8 @@ def save_checkpointables(
         Conflict, Unsupported, InvalidInput, DiskFull, PermissionDenied, Unavailable: As `save` does.
     """
     check_checkpointables(checkpointables)
-    write(path, checkpointables, overwrite, custom_metadata)
+    earlier = EarlierCheckpoint.given(unchanged_from)
+    write(path, checkpointables, overwrite, custom_metadata, earlier=earlier)
 
 
 def save_checkpointables_async(
@@ -137,6 +167,7 @@ def save_checkpointables_async(
     *,
     overwrite: bool = False,
     custom_metadata: Any = None,
+    unchanged_from: PathLike | None = None,
 ) -> AsyncResponse[None]:
     """Saves several checkpointables as one checkpoint in the background.
 
@@ -147,7 +178,8 @@ def save_checkpointables_async(
         The handle: `result()` returns once the checkpoint is durable and committed.
     """
     check_checkpointables(checkpointables)
-    return write_async(path, checkpointables, overwrite, custom_metadata)
+    earlier = EarlierCheckpoint.given(unchanged_from)
+    return write_async(path, checkpointables, overwrite, custom_metadata, earlier=earlier)
 
 
 def save_pytree(*args: Any, **kwargs: Any) -> None:
@@ -171,13 +203,17 @@ def write(
     is_state: bool = False,
     begun_ns: int | None = None,
     on_set_aside: Callable[[str], None] | None = None,
+    earlier: EarlierCheckpoint | None = None,
     on_committed: Callable[[], object] = lambda: None,
 ) -> None:
     """Saves, without asking whether names are reserved; for callers that know what they mean by them.
 
-    `on_committed` is called once the checkpoint is committed, before the program hears of it.
+    Data files may be shared with `earlier`. `on_committed` is called once the checkpoint is committed, before
+    the program hears of it.
     """
-    with open_saving(path, overwrite=overwrite, begun_ns=begun_ns, on_set_aside=on_set_aside) as saving:
+    with open_saving(
+        path, overwrite=overwrite, begun_ns=begun_ns, on_set_aside=on_set_aside, earlier=earlier
+    ) as saving:
         saving.begin(checkpointables, custom_metadata, is_state=is_state)
         saving.prepare(checkpointables)
         saving.finish(Progress())
@@ -192,10 +228,11 @@ def write_async(
     custom_metadata: Any,
     *,
     is_state: bool = False,
+    earlier: EarlierCheckpoint | None = None,
 ) -> AsyncResponse[None]:
     """Saves in the background, as `write` does."""
     timeout_s = current_options().asynchronous.timeout_secs
-    saving = open_saving(path, overwrite=overwrite, timeout_s=timeout_s)
+    saving = open_saving(path, overwrite=overwrite, timeout_s=timeout_s, earlier=earlier)
     return in_background(saving, checkpointables, custom_metadata, is_state=is_state)
 
 
@@ -256,8 +293,10 @@ def called_back(callback: Callable[[], object], path: str) -> None:
         raise
 
 
-def _require_state(path: PathLike, checkpointable_name: str) -> None:
-    """Refuses other names than the one under which hosts save."""
+def _require_state(path: PathLike, checkpointable_name: str, unchanged_from: PathLike | None) -> None:
+    """Refuses other names than the one under which hosts save, and what they cannot do."""
+    if unchanged_from is not None:
+        raise Unsupported(f"hosts write all arrays of a save, so unchanged_from must be None for '{path}'")
     if checkpointable_name != STATE:
         raise Unsupported(
             f"arrays of hosts are saved under the name '{STATE}', not '{checkpointable_name}': '{path}'"
@@ -271,10 +310,11 @@ def open_saving(
     timeout_s: float | None = None,
     begun_ns: int | None = None,
     on_set_aside: Callable[[str], None] | None = None,
+    earlier: EarlierCheckpoint | None = None,
 ) -> Saving:
     """A save to the kind of storage that the options say, of a call that began then, or now.
 
-    See `paths.check_destination` for `on_set_aside`.
+    See `paths.check_destination` for `on_set_aside`. Data files may be shared with `earlier`.
     """
     options, target = current_options(), locate(path)
     deadline_s = options.multiprocessing.deadline_s
@@ -289,7 +329,13 @@ def open_saving(
             f"'{target}'; set multiprocessing.primary_host = 0, or save to a directory",
             path=target,
         )
-    layout: NativeLayout | OrbaxLayout = NativeLayout() if is_native else OrbaxLayout()
+    if earlier is not None and (is_in_store or is_local or not is_native):
+        raise Unsupported(
+            "checkpoints share data files in Waystation's own layout only, on a file system that all "
+            f"processes share, and '{target}' would be none of these; save without unchanged_from",
+            path=target,
+        )
+    layout: NativeLayout | OrbaxLayout = NativeLayout(earlier=earlier) if is_native else OrbaxLayout()
     destination: Destination = SharedStorage(NewPlace(target, overwrite, on_set_aside), layout)
     if is_in_store:
         destination = _in_store(layout, overwrite=overwrite, on_set_aside=on_set_aside)

@@ -83,6 +83,7 @@ class Save:
         handlers: Those of what is no state, by name.
         calls: Their calls, once these have begun.
         clock: When it came how far.
+        shared_bytes: Bytes of arrays in data files that are shared with an earlier checkpoint.
     """
 
     target: str
@@ -95,6 +96,7 @@ class Save:
     handlers: dict[str, CheckpointableHandler[Any, Any]] = field(default_factory=dict)
     calls: HandlerCalls | None = None
     clock: Clock = field(default_factory=Clock)
+    shared_bytes: int = 0
 
     @property
     def handler_names(self) -> dict[str, str]:
@@ -516,6 +518,7 @@ class Saving:
             written_s=duration_s if clock.written_s is None else clock.written_s,
             synced_s=duration_s if clock.synced_s is None else clock.synced_s,
             duration_s=duration_s,
+            bytes_shared=self._save.shared_bytes,
         )
 
     def report(self) -> None:

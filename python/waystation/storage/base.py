@@ -332,3 +332,17 @@ class Renames(Protocol):
             Conflict, NotDirectory: A directory has the name that is not empty, or something of another kind.
         """
         ...
+
+    def share(self, source: str, target: str, *, root: Root) -> bool:
+        """Gives a file a further name, or makes another file of the same blocks. What is at one name stays
+        whatever happens to the other, unless somebody writes to the file itself.
+
+        Args:
+            source: The file.
+            target: The name, which nothing has.
+            root: The directory held open that the source is in.
+
+        Returns:
+            Whether that is possible; else nothing was changed.
+        """
+        ...

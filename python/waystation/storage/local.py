@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import mmap
 import os
 import shutil
@@ -28,6 +29,9 @@ T = TypeVar("T")
 
 _READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _ABSENT = (errno.ENOENT, errno.ENOTDIR)
+# Of a link: another file system or subvolume, no links at all, a file of another user, too many links.
+_NO_LINKS = (errno.EXDEV, errno.EOPNOTSUPP, errno.EPERM, errno.EMLINK)
+_FICLONE = 0x40049409  # of linux/fs.h; the module fcntl has it from Python 3.14 on
 _COPIED_BYTES = 1 << 20  # at a time
 # How often a directory is emptied that others put something into at the same time.
 _REMOVAL_TRIES = 100
@@ -388,6 +392,34 @@ class LocalStorage(LocalReader):
                 os.rename(os.path.relpath(source, root.path), target, src_dir_fd=root.engine.fileno())
         except OSError as error:
             raise from_os_error(error, action, path or target) from error
+
+    def share(self, source: str, target: str, *, root: Root) -> bool:
+        """See `base.Renames`. Where there are no links between two directories, as between subvolumes, or
+        none to files of other users, some file systems have copies that share their blocks until one is
+        written to."""
+        assert isinstance(root.engine, _native.Directory), "it is a directory of this system"
+        try:
+            relative = os.path.relpath(source, root.path)
+            os.link(relative, target, src_dir_fd=root.engine.fileno(), follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                return False
+        else:
+            return True
+        try:
+            with root.opened(source) as file, open(target, "xb") as copy:
+                assert file.descriptor is not None, "it is a file of this system"
+                try:
+                    fcntl.ioctl(copy.fileno(), _FICLONE, file.descriptor)
+                    modified_ns = file.status.identity.modified_ns
+                    os.utime(copy.fileno(), ns=(modified_ns, modified_ns))
+                    os.fsync(copy.fileno())
+                except OSError:
+                    os.unlink(target)
+                    return False
+        except (OSError, WaystationError):
+            return False
+        return True
 
 
 def is_absence(error: WaystationError) -> bool:

@@ -99,6 +99,9 @@ class Checkpointer(ReadingCheckpointer):
         max_saves_in_flight: Maximum number of saves in the background. Another one waits.
         memory: A tier above the directory, `waystation.memory.MemoryTier`. Saves also go there, as often as
             its own policy says, and loads prefer a newer version there. Its failures are warnings.
+        reuse_unchanged: Do not write arrays again that are equal to those of the newest committed checkpoint:
+            the new one shares its data files, if enough of them is unchanged, as with `unchanged_from` of
+            `save`.
     """
 
     def __init__(
@@ -115,8 +118,11 @@ class Checkpointer(ReadingCheckpointer):
         logger: Logger | None = None,
         max_saves_in_flight: int = 1,
         memory: Tier | None = None,
+        reuse_unchanged: bool = False,
     ) -> None:
         _check_saves_in_flight(max_saves_in_flight)
+        if not isinstance(reuse_unchanged, bool):
+            raise WrongType(f"reuse_unchanged must be True or False, not {reuse_unchanged!r:.60}")
         _check_arguments(
             save_decision_policy=save_decision_policy,
             preservation_policy=preservation_policy,
@@ -131,7 +137,7 @@ class Checkpointer(ReadingCheckpointer):
         policy = preservation_policy or PreserveAll()
         self._with_records = not lightweight_initialize
         self._in_flight = SavesInFlight(max_saves_in_flight)
-        self._saver = Saver(place, Collector(place, policy), costs)
+        self._saver = Saver(place, Collector(place, policy), costs, reuse_unchanged=reuse_unchanged)
         self._decisions = Decisions(place, self._in_flight, costs, save_decision_policy or default_policy())
         self._deleter = deleting.Deleter(place)
         self._beginning = threading.RLock()  # one save or deletion begins at a time

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from typing import Any, Self
 
 from waystation._options import Options
 from waystation.checkpoint.handlers.choice import METRICS
+from waystation.checkpoint.native_saving import EarlierCheckpoint
 from waystation.checkpoint.save import check_checkpointables, in_background, open_saving, write
 from waystation.checkpoint.saving import check_name
 from waystation.coordination import Session
@@ -111,16 +113,20 @@ def _plain(metrics: Any) -> Any:
 class Saver:
     """Saves the steps of one `Checkpointer`."""
 
-    def __init__(self, place: Place, collector: Collector, costs: SaveCosts) -> None:
+    def __init__(
+        self, place: Place, collector: Collector, costs: SaveCosts, *, reuse_unchanged: bool = False
+    ) -> None:
         self._place = place
         self._collector = collector
         self._costs = costs
+        self._reuse_unchanged = reuse_unchanged
 
     def save(self, request: Request, options: Options) -> None:
         """Saves, and returns when that is done."""
         begun = time.monotonic()
         info = self._described(request)
         aside: list[str] = []
+        earlier = self._earlier()
         with self._telling(info, options) as session:
 
             def on_committed() -> None:
@@ -135,6 +141,7 @@ class Saver:
                     request.custom_metadata,
                     begun_ns=request.begun_ns,
                     on_set_aside=aside.append,
+                    earlier=earlier,
                     on_committed=on_committed,
                 )
             finally:
@@ -146,6 +153,7 @@ class Saver:
         unblocked: list[float] = []  # when that was
         step, info = request.step, self._described(request)
         aside: list[str] = []
+        earlier = self._earlier()
 
         # What goes on in the background must not hold the request, or the state could not be freed.
         with contextlib.ExitStack() as stack:
@@ -174,6 +182,7 @@ class Saver:
                 timeout_s=options.asynchronous.timeout_secs,
                 begun_ns=request.begun_ns,
                 on_set_aside=aside.append,
+                earlier=earlier,
             )
             try:
                 response = in_background(
@@ -187,6 +196,11 @@ class Saver:
                 _tell_of(aside, info)
         unblocked.append(time.monotonic())
         return response
+
+    def _earlier(self) -> EarlierCheckpoint | None:
+        """The newest checkpoint of the sequence, if files are to be shared with it. It may go at any time."""
+        committed = self._place.catalogue.committed_by_age() if self._reuse_unchanged else []
+        return EarlierCheckpoint(os.fspath(committed[-1].path)) if committed else None
 
     def _described(self, request: Request) -> Info:
         return CheckpointMetadata(

@@ -35,6 +35,7 @@ class Progress:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._jobs: list[Job] = []
+        self._watched: list[Job] = []
         self._finished = (0, 0)
         self.cancelled = False
 
@@ -45,11 +46,18 @@ class Progress:
             if self.cancelled:
                 job.cancel()
 
+    def watch(self, job: Job) -> None:
+        """Cancels a job if cancellation is asked for; what it moves is no progress."""
+        with self._lock:
+            self._watched.append(job)
+            if self.cancelled:
+                job.cancel()
+
     def cancel(self) -> None:
         """Stops running jobs and those to come."""
         with self._lock:
             self.cancelled = True
-            for job in self._jobs:
+            for job in (*self._jobs, *self._watched):
                 job.cancel()
 
     def renew_lock(self) -> None:
@@ -70,6 +78,7 @@ class Progress:
         with self._lock:
             self._finished = self._fraction()
             self._jobs.clear()
+            self._watched.clear()
 
 
 class _Failure:

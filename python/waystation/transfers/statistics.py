@@ -73,6 +73,8 @@ class SaveStatistics:
         written_s: When this process had handed all bytes to the system.
         synced_s: When they were on stable storage.
         duration_s: When the checkpoint was committed.
+        bytes_shared: Bytes of arrays that this process has not written, because they stand in data files that
+            the checkpoint shares with an earlier one.
     """
 
     path: str
@@ -81,6 +83,7 @@ class SaveStatistics:
     written_s: float
     synced_s: float
     duration_s: float
+    bytes_shared: int = 0
 
     @property
     def bytes_per_s(self) -> float:
@@ -90,11 +93,12 @@ class SaveStatistics:
     def log(self) -> None:
         """Writes one line to the logger `waystation`, at the level INFO."""
         _log.info(
-            "saved '%s': %d bytes at %.2f GB/s; %.3f s: blocked %.3f s, written after %.3f s, "
+            "saved '%s': %d bytes at %.2f GB/s, %d shared; %.3f s: blocked %.3f s, written after %.3f s, "
             "synced after %.3f s",
             self.path,
             self.bytes_written,
             self.bytes_per_s / 1e9,
+            self.bytes_shared,
             self.duration_s,
             self.blocked_s,
             self.written_s,

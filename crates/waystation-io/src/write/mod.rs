@@ -10,6 +10,7 @@ mod blocks;
 mod chunk_checksums;
 mod compress;
 pub(crate) mod device;
+mod equal_blocks;
 mod feed;
 mod order;
 mod plan;
@@ -27,6 +28,7 @@ pub use self::compress::{Compressed, compress};
 pub use self::device::{
     DeviceCopies, DeviceCopy, DeviceRows, register_device_copy, registered as registered_device_copy,
 };
+pub use self::equal_blocks::{BlocksInput, start_comparison};
 use self::feed::Feed;
 pub use self::feed::{CopiedFile, Sources};
 pub use self::plan::{FileInput, FilePlan, Plan, host_segments};

@@ -3,7 +3,8 @@
 Processes of a large program say nearly the same: the same arrays in the same order, boxes of the same
 shapes; only where their boxes begin differs. So a part is cut in two. Its *recipe* is what others share: it
 is encoded to equal bytes where it is equal, and is looked at once. The rest is small: files, offsets,
-checksums. Offsets in files are not said at all, because data files have no holes.
+checksums. Offsets in files are not said at all: where chunks do not follow each other, because a file that is
+shared with an earlier checkpoint has dead weight, the recipe says how many bytes are in between.
 
 Invariants: a part is only ever read by the save that wrote it, so its encoding has no version; chunks stand
 in the order of their bytes, those without bytes not at all.
@@ -29,7 +30,7 @@ WHOLE = -1  # the box of a chunk that is a whole array
 _NUMBER = np.dtype("<i4")
 _EXTENT = np.dtype("<i8")
 _PART_SECTIONS: tuple[np.dtype[Any], ...] = (tables.FILE_ENTRY, np.dtype("u1"), _EXTENT, tables.WORD)
-_RECIPE_SECTIONS: tuple[np.dtype[Any], ...] = (_NUMBER, _NUMBER, _NUMBER, _NUMBER, _EXTENT)
+_RECIPE_SECTIONS: tuple[np.dtype[Any], ...] = (_NUMBER, _NUMBER, _NUMBER, _NUMBER, _EXTENT, _EXTENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class Recipe:
         boxes: The box of each chunk, among the distinct ones, or `WHOLE`.
         ndims: Dimensions of each distinct box.
         extents: Shapes of the distinct boxes, one after another.
+        dead: Bytes of no chunk: before each chunk, since the one before it in its file or the header; then,
+            of each file, after its last chunk. Empty where there are none at all.
     """
 
     chunk_counts: tables.Table
@@ -49,11 +52,12 @@ class Recipe:
     boxes: tables.Table
     ndims: tables.Table
     extents: tables.Table
+    dead: tables.Table
 
     def encode(self) -> bytes:
         """As bytes, the same for the same recipe."""
         steps = np.diff(self.arrays, prepend=0)  # nearly all of them alike, unlike the numbers themselves
-        columns = (self.chunk_counts, steps, self.boxes, self.ndims, self.extents)
+        columns = (self.chunk_counts, steps, self.boxes, self.ndims, self.extents, self.dead)
         sections = [
             np.asarray(column, form).tobytes() for column, form in zip(columns, _RECIPE_SECTIONS, strict=True)
         ]
@@ -104,6 +108,7 @@ class Part:
             boxes,
             np.array([len(shape) for _, shape in distinct], np.int64),
             np.array([extent for _, shape in distinct for extent in shape], np.int64),
+            _dead(plan.file_entries, plan.chunk_entries[order]),
         )
         offsets = np.array([begin for offset, _ in distinct for begin in offset], np.int64)
         return cls(plan.file_entries, recipe.encode(), offsets, np.frombuffer(b"".join(checksums), "<u8"))
@@ -121,6 +126,21 @@ class Part:
         """
         files, recipe, offsets, checksums = _split(data, _PART_SECTIONS)
         return cls(files, recipe.tobytes(), offsets, checksums)
+
+
+def _dead(files: tables.Table, chunks: tables.Table) -> tables.Table:
+    """The bytes of no chunk, see `Recipe`, given the chunks in the order of their bytes."""
+    of_chunks = chunks["file"].astype(np.int64)
+    begins, lengths = chunks["offset"].astype(np.int64), chunks["length"].astype(np.int64)
+    ends = files["data_start"].astype(np.int64)  # of what is before, in each file
+    before = np.empty(len(chunks), np.int64)
+    is_first = np.diff(of_chunks, prepend=-1) != 0
+    before[is_first] = ends[of_chunks[is_first]]
+    before[~is_first] = (begins + lengths)[:-1][~is_first[1:]]
+    is_last = np.diff(of_chunks, append=-1) != 0
+    ends[of_chunks[is_last]] = (begins + lengths)[is_last]
+    dead: tables.Table = np.concatenate([begins - before, files["file_bytes"].astype(np.int64) - ends])
+    return dead if dead.any() else dead[:0]
 
 
 def _join(sections: Sequence[bytes]) -> bytes:

@@ -4,7 +4,8 @@ A *statement* is what a recipe says of one chunk. Every part that has this recip
 makes the statement for the process that wrote it. So statements are as many as one process has chunks, times
 the recipes, which are few; the chunks of an array are its statements expanded to their members.
 
-Invariants: statements are sorted by array; the bytes that they speak of fill the files of every part exactly.
+Invariants: statements are sorted by array; the bytes that they speak of, and those of no
+chunk, fill the files of every part exactly.
 """
 
 from __future__ import annotations
@@ -163,16 +164,18 @@ class _Statements:
         volumes = np.array([*box_volumes(recipe), 0], np.int64)  # the last one is that of `WHOLE`
         items = np.where(is_boxed, volumes[boxes], shapes.volumes[arrays])
         lengths = items * shapes.item_bytes[arrays]
-        ends = np.concatenate([[0], np.cumsum(lengths)])
+        dead = recipe.dead if len(recipe.dead) else np.zeros(len(arrays) + len(counts), np.int64)
+        before, after = dead[: len(arrays)], dead[len(arrays) :]
+        ends = np.concatenate([[0], np.cumsum(before + lengths)])
         begins_of_files = ends[starts(counts)]
         return cls(
             arrays,
             boxes,
             np.array([*starts(ndims).tolist(), 0], np.int64)[boxes],
             np.repeat(np.arange(len(counts)), counts),
-            ends[:-1] - np.repeat(begins_of_files, counts),
+            ends[1:] - lengths - np.repeat(begins_of_files, counts),
             lengths,
-            ends[starts(counts) + counts] - begins_of_files,
+            ends[starts(counts) + counts] - begins_of_files + after,
         )
 
 

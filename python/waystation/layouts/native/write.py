@@ -113,7 +113,8 @@ def write_data(
     together = sum(entry.plan.data_bytes for entry in prepared) <= SYNC_TOGETHER_BYTES
     checksums = iter(_run(attempt_path, files, prepared, options, observer, group if together else None))
     return [
-        Part.of(entry.plan, entry.chunks, [next(checksums) for _ in entry.plan.files]) for entry in prepared
+        Part.of(entry.plan, entry.chunks, entry.plan.checksums([next(checksums) for _ in entry.plan.files]))
+        for entry in prepared
     ]
 
 
@@ -213,8 +214,10 @@ def metadata_files(prepared: Prepared, parts: Sequence[Part], *, partial: bool) 
     index = prepared.plan.index
     if len(index) < len(tree.labels):
         index = index | merge.whole_arrays(parts, tree.labels)
-    if tree.labels and len(index) == len(tree.labels):
-        total = int(merged.chunks["length"].sum())
+    total = int(merged.chunks["length"].sum())
+    # Other tools load all tensors of the files that an index names, and so would load dead ones.
+    has_dead = total != int((merged.files["file_bytes"] - merged.files["data_start"]).sum())
+    if tree.labels and len(index) == len(tree.labels) and not has_dead:
         contents[names.INDEX] = dump_json({"metadata": {"total_size": total}, "weight_map": index})
     tables = {name: Digest.of(data) for name, data in contents.items()}
     contents[names.CHECKPOINTABLE_RECORD] = CheckpointableRecord(len(parts), tables).encode()

@@ -6,12 +6,16 @@ size is a multiple of 64 starts at a multiple of 64 in its file, and large ones 
 then map them, or read them directly into place. Of one alignment, parts of arrays come before whole arrays:
 every process has its part, one has the whole, and so parts stand at the same place in the files of all
 processes, which the tables then say once.
+
+Chunks that stand in data files which the checkpoint shares with an earlier one get no new place. Chunks that
+are equal there, in files that are not shared, go to files of their own after the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +40,47 @@ class PlannedFile:
     header: bytes
     file_bytes: int
     words: np.ndarray
+    sequence: int = 0  # among the files of its process
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFile:
+    """A data file of an earlier checkpoint that has its name in this one, too.
+
+    Attributes:
+        entry: Its `FILE_ENTRY` there.
+        checksums: Of its blocks.
+    """
+
+    entry: np.void
+    checksums: bytes
+
+    @property
+    def sequence(self) -> int:
+        """Its number among the files of its process."""
+        return int(self.entry["sequence"])
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFiles:
+    """What the files of a process share with an earlier checkpoint.
+
+    Attributes:
+        files: The files, by their sequence numbers, which they keep.
+        of_chunks: Of each chunk the place of its file among them; -1 for chunks that are in none.
+        offsets: Where each chunk begins in its file.
+        is_equal: Which chunks are equal to those of the earlier checkpoint, in shared files or not.
+    """
+
+    files: Sequence[SharedFile]
+    of_chunks: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    is_equal: NDArray[np.bool_]
+
+    @classmethod
+    def none(cls, count: int) -> SharedFiles:
+        """Nothing is shared of so many chunks."""
+        return cls([], np.full(count, -1, np.int64), np.zeros(count, np.int64), np.zeros(count, bool))
 
 
 @dataclass(slots=True)
@@ -43,11 +88,14 @@ class WritePlan:
     """Everything about the data that one process writes that is known before a byte is written.
 
     Attributes:
-        files: In writing order.
-        file_entries: `FILE_ENTRY` of each; blocks are counted from the first file's.
+        files: Those that are written, in writing order.
+        file_entries: `FILE_ENTRY` of each file of this process, by sequence, also of those that are shared;
+            blocks are counted from the first file's.
         chunk_entries: `CHUNK_ENTRY` of each chunk; files are counted from the first.
         index: Tensor name to file name, of the chunks that are whole arrays.
-        data_bytes: Bytes of all chunks.
+        data_bytes: Bytes of the chunks that are written.
+        shared: The files that are shared.
+        order: The chunks that are written, in the order of their bytes.
     """
 
     files: list[PlannedFile]
@@ -55,6 +103,14 @@ class WritePlan:
     chunk_entries: tables.Table
     index: dict[str, str]
     data_bytes: int
+    shared: Sequence[SharedFile] = ()
+    order: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def checksums(self, written: Sequence[bytes]) -> list[bytes]:
+        """The block checksums of each file of `file_entries`, given those of the files that were written."""
+        found = {file.sequence: file.checksums for file in self.shared}
+        found |= {file.sequence: own for file, own in zip(self.files, written, strict=True)}
+        return [found[sequence] for sequence in self.file_entries["sequence"].tolist()]
 
 
 def plan(
@@ -63,23 +119,54 @@ def plan(
     labels: Sequence[str],
     file_bytes_target: int,
     process: int = 0,
+    shared: SharedFiles | None = None,
 ) -> WritePlan:
     """Plans the data files of one process; `sources` and `labels` are those of all arrays."""
     columns = Chunks.of(chunks)
+    shared = shared or SharedFiles.none(len(columns))
     arrays = _Arrays.of(sources, labels)
     files: list[PlannedFile] = []
     chunk_entries = np.zeros(len(columns), tables.CHUNK_ENTRY)
     index: dict[str, str] = {}
     is_whole = columns.are_whole()
     order = _copy_order(columns)
-    for group in _roll_over(order, columns.lengths[order], file_bytes_target):
-        file = _plan_file(
-            names.data_file(process, len(files)), len(files), group, columns, arrays, chunk_entries
-        )
+    written = order[shared.of_chunks[order] < 0]
+    written = written[np.argsort(shared.is_equal[written], kind="stable")]
+    numbers = _free_numbers(shared.files)
+    for group in _groups(written, columns.lengths, shared.is_equal, file_bytes_target):
+        file = _plan_file(next(numbers), process, group, columns, arrays, chunk_entries)
         whole = columns.arrays[group[is_whole[group]]].tolist()
         index.update(dict.fromkeys(map(labels.__getitem__, whole), file.name))
         files.append(file)
-    return WritePlan(files, _file_entries(files, process), chunk_entries, index, int(columns.lengths.sum()))
+    kept = np.flatnonzero(shared.of_chunks >= 0)
+    sequences = np.array([file.sequence for file in shared.files], np.int64)
+    chunk_entries["file"][kept] = sequences[shared.of_chunks[kept]]
+    chunk_entries["offset"][kept] = shared.offsets[kept]
+    chunk_entries["length"][kept] = columns.lengths[kept]
+    for number in kept[is_whole[kept]].tolist():
+        index[labels[int(columns.arrays[number])]] = names.data_file(
+            process, int(chunk_entries["file"][number])
+        )
+    entries = _file_entries(files, shared.files, process)
+    # Chunks have named sequence numbers so far.
+    chunk_entries["file"] = np.searchsorted(entries["sequence"], chunk_entries["file"])
+    data_bytes = int(columns.lengths[written].sum())
+    return WritePlan(files, entries, chunk_entries, index, data_bytes, shared.files, written)
+
+
+def _free_numbers(shared: Sequence[SharedFile]) -> Iterator[int]:
+    """Sequence numbers that no shared file has."""
+    taken = {file.sequence for file in shared}
+    return (number for number in itertools.count() if number not in taken)
+
+
+def _groups(
+    order: NDArray[np.int64], lengths: NDArray[np.int64], is_equal: NDArray[np.bool_], target: int
+) -> list[NDArray[np.int64]]:
+    """The chunks of each file to be written; those that are equal to earlier ones come last in the order."""
+    changed = int(np.count_nonzero(~is_equal[order]))
+    parts = order[:changed], order[changed:]
+    return [group for part in parts for group in _roll_over(part, lengths[part], target)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +197,28 @@ def copy_order(chunks: Sequence[Chunk]) -> list[int]:
     """The chunks in the order in which they stand in the files, and are copied out."""
     order: list[int] = _copy_order(Chunks.of(chunks)).tolist()
     return order
+
+
+def moved(
+    ranges: Sequence[tuple[int, int]], chunks: Sequence[Chunk], written: NDArray[np.int64]
+) -> list[tuple[int, int]]:
+    """Where ranges of the bytes of all chunks, in their `copy_order`, are in a plan that writes some of the
+    chunks in another order; without what it does not write."""
+    columns = Chunks.of(chunks)
+    order = _copy_order(columns)
+    ends = np.cumsum(columns.lengths[order])
+    begins = ends - columns.lengths[order]
+    places = np.full(len(columns), -1, np.int64)
+    places[written] = np.cumsum(columns.lengths[written]) - columns.lengths[written]
+    found: list[tuple[int, int]] = []
+    for begin, end in ranges:
+        first, last = np.searchsorted(ends, begin, side="right"), np.searchsorted(begins, end, side="left")
+        for place in range(int(first), int(last)):
+            target = int(places[order[place]])
+            if target >= 0:
+                shift = target - int(begins[place])
+                found.append((max(begin, int(begins[place])) + shift, min(end, int(ends[place])) + shift))
+    return [each for each in sorted(found) if each[0] < each[1]]
 
 
 def _copy_order(columns: Chunks) -> NDArray[np.int64]:
@@ -168,8 +277,8 @@ def _roll_over(order: NDArray[np.int64], sizes: NDArray[np.int64], target: int) 
 
 
 def _plan_file(
-    name: str,
     sequence: int,
+    process: int,
     group: NDArray[np.int64],
     chunks: Chunks,
     arrays: _Arrays,
@@ -197,7 +306,8 @@ def _plan_file(
     chunk_entries["file"][group] = sequence
     chunk_entries["offset"][group] = offsets
     chunk_entries["length"][group] = lengths
-    return PlannedFile(name, header, int(ends[-1]), words)
+    name = names.data_file(process, sequence)
+    return PlannedFile(name, header, int(ends[-1]), words, sequence)
 
 
 def _others(chunks: Chunks, group: NDArray[np.int64]) -> dict[int, Chunk]:
@@ -242,11 +352,15 @@ def segment_words(file_offset: int, chunk: Chunk, item_bytes: int) -> Sequence[i
     return _plans.segment(file_offset, item_bytes, chunk.shape, blocks)
 
 
-def _file_entries(files: Sequence[PlannedFile], process: int) -> tables.Table:
-    entries = np.zeros(len(files), tables.FILE_ENTRY)
+def _file_entries(files: Sequence[PlannedFile], shared: Sequence[SharedFile], process: int) -> tables.Table:
+    entries = np.zeros(len(files) + len(shared), tables.FILE_ENTRY)
+    for place, file in enumerate(shared, len(files)):
+        entries[place] = file.entry
+    written = entries[: len(files)]
+    written["sequence"] = [file.sequence for file in files]
+    written["file_bytes"] = [file.file_bytes for file in files]
+    written["data_start"] = [len(file.header) for file in files]
     entries["process"] = process
-    entries["sequence"] = range(len(files))
-    entries["file_bytes"] = [file.file_bytes for file in files]
-    entries["data_start"] = [len(file.header) for file in files]
+    entries = entries[np.argsort(entries["sequence"], kind="stable")]
     entries["first_block"] = tables.first_blocks(entries["file_bytes"])
     return entries
