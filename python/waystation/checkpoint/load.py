@@ -19,7 +19,7 @@ from waystation.checkpoint import opening, remote_state, wanted
 from waystation.checkpoint.handlers.choice import STATE
 from waystation.checkpoint.loading import Loading
 from waystation.checkpoint.metadata import CheckpointMetadata
-from waystation.checkpoint.paths import PathLike, locate, naming_checkpoint, resolve
+from waystation.checkpoint.paths import PathLike, locate, naming_checkpoint
 from waystation.checkpoint.save import check_names
 from waystation.checkpoint.stored import AUTO, state_name
 from waystation.frameworks.mesh_in_effect import with_mesh_in_effect
@@ -69,7 +69,7 @@ def load(
     backend = remote_state.backend_of(abstract_state)
     if backend is not None:
         _require_plain(checkpointable_name)
-        return backend.load(resolve(path), abstract_state)
+        return backend.load(locate(path), abstract_state)
     loading = Loading(locate(path), [state_name(checkpointable_name)], options)
     return loading.run(abstract_state, Progress())
 
@@ -91,7 +91,7 @@ def load_async(
     backend = remote_state.backend_of(abstract_state)
     if backend is not None:
         _require_plain(checkpointable_name)
-        return backend.load_async(resolve(path), abstract_state)
+        return backend.load_async(locate(path), abstract_state)
     name = state_name(checkpointable_name)
     loading = Loading(locate(path), [name], options, is_in_background=True)
     loading.require_checkpoint()

@@ -90,7 +90,7 @@ def save(
         )
         return
     _require_state(path, checkpointable_name, unchanged_from)
-    backend.save(resolve(path), state, overwrite=overwrite, custom_metadata=custom_metadata)
+    backend.save(locate(path), state, overwrite=overwrite, custom_metadata=custom_metadata)
 
 
 def save_async(
@@ -128,7 +128,7 @@ def save_async(
             earlier=EarlierCheckpoint.given(unchanged_from),
         )
     _require_state(path, checkpointable_name, unchanged_from)
-    return backend.save_async(resolve(path), state, overwrite=overwrite, custom_metadata=custom_metadata)
+    return backend.save_async(locate(path), state, overwrite=overwrite, custom_metadata=custom_metadata)
 
 
 def save_checkpointables(

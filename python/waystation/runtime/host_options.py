@@ -8,7 +8,7 @@ say nothing to hosts, and stay here; those that hosts cannot heed are refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, TypeAlias
 
@@ -23,6 +23,7 @@ LAYOUT = "array.saving.use_ocdbt"
 _STORAGE_FOR = "array.saving.storage_options_for"
 _SCOPED_STORAGE = "array.saving.scoped_storage_options_creator"
 _WRITE_LIMIT = "memory.write_concurrent_bytes"
+_STORE = "storage.settings"
 
 # Of the processes of the program, and of values that it keeps by itself.
 _OF_THE_PROGRAM = frozenset(
@@ -37,11 +38,7 @@ _OF_THE_PROGRAM = frozenset(
         "checkpointables.registry",
         "deletion.gcs_deletion_options.todelete_full_path",
         "pathways.checkpointing_impl",
-        # Hosts reach no object store, and settings may be credentials.
-        "storage.settings",
-        "storage.deadline_s",
-        "storage.allow_unconditional",
-        "storage.cache_directory",
+        "storage.cache_directory",  # a directory of this machine
         "storage.cache_bytes",
     }
 )
@@ -76,10 +73,12 @@ class HostOptions:
     Attributes:
         values: Names, as `array.loading.verify`, and values of those that differ from their defaults.
         storage: Of single arrays, by the numbers of their leaves: dtype, bytes of a chunk, axes that are cut.
+        store: Settings by which object stores are reached. They may be credentials, so nothing shows them.
     """
 
     values: tuple[tuple[str, Any], ...] = ()
     storage: tuple[tuple[int, _Storage], ...] = ()
+    store: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     def has(self, name: str) -> bool:
         """Whether an option differs from its default."""
@@ -96,6 +95,7 @@ class HostOptions:
         for name, value in self.values:
             *groups, last = name.split(".")
             setattr(reduce(getattr, groups, context), last, value)
+        context.storage.settings = dict(self.store)
         if self.storage and paths:
             found = {keys_of_program(paths[number]): _options_of(own) for number, own in self.storage}
             context.array.saving.scoped_storage_options_creator = lambda key, value: found.get(key)
@@ -138,7 +138,7 @@ def options_for_hosts(options: Options, storage: Mapping[int, StorageOptions] | 
     defaults = dict(Options().walk())
     chosen: dict[str, Any] = {}
     for name, value in options.walk():
-        if name in _OF_THE_PROGRAM or name in _SAID_OTHERWISE or value == defaults[name]:
+        if name in _OF_THE_PROGRAM or name in _SAID_OTHERWISE or name == _STORE or value == defaults[name]:
             continue
         if name in _REFUSED:
             raise Unsupported(f"hosts cannot heed the option {name}: {_REFUSED[name]}")
@@ -147,7 +147,8 @@ def options_for_hosts(options: Options, storage: Mapping[int, StorageOptions] | 
     if limit_bytes is not None:
         chosen[_WRITE_LIMIT] = limit_bytes
     single = {leaf: (own.dtype, own.chunk_bytes, own.chunk_axes) for leaf, own in (storage or {}).items()}
-    return HostOptions(tuple(chosen.items()), tuple(single.items()))
+    store = tuple(options.storage.settings.items())
+    return HostOptions(tuple(chosen.items()), tuple(single.items()), store)  # type: ignore[arg-type]
 
 
 def storage_of(options: Options) -> StorageOf | None:

@@ -17,23 +17,25 @@ before the next message begins.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
-from waystation import checkpoint
-from waystation._errors import Conflict, Unavailable
+from waystation import checkpoint, storage
+from waystation._errors import Conflict, NotFound, Unavailable, Unsupported
 from waystation._options.in_effect import current_options
 from waystation.checkpoint.joining import Joining
 from waystation.checkpoint.load import require_match
 from waystation.checkpoint.loading import Loading
-from waystation.checkpoint.paths import resolve
+from waystation.checkpoint.paths import locate
 from waystation.checkpoint.stored import AUTO
 from waystation.frameworks.carried import AbstractKeys
 from waystation.frameworks.jax_dtypes import jax_dtype
+from waystation.layouts.native.records import RECORD_LIMIT_BYTES
+from waystation.runtime.host_options import HostOptions
 from waystation.runtime.messages import BeginJoining, EndJoining, Identify, Load, Save
 from waystation.runtime.state_trees import StateTree, require_small
 from waystation.transfers.handle import AsyncResponse
@@ -99,12 +101,15 @@ class Checkpoints:
         abstract = instruction.tree.build(wanted, checkpoint.PLACEHOLDER)
         with _together(instruction.options.context(), instruction.processes):
             loading = Loading(
-                resolve(instruction.path),
+                locate(instruction.path),
                 [AUTO],
                 current_options(),
                 is_in_background=not may_broadcast(instruction),
             )
-        return loading.in_background(lambda progress: _loaded(instruction, loading.run(abstract, progress)))
+            # In the context, by whose settings a store is reached.
+            return loading.in_background(
+                lambda progress: _loaded(instruction, loading.run(abstract, progress))
+            )
 
     def identify(self, instruction: Identify) -> str:
         """What tells a checkpoint from any other.
@@ -113,7 +118,7 @@ class Checkpoints:
             StructureMismatch: It has something else than is wanted.
             WaystationError: There is none.
         """
-        identity = _identity(instruction.path)
+        identity = _identity(instruction.path, instruction.options)
         wanted = _wanted(instruction.tree)
         wanted |= {leaf: jax.ShapeDtypeStruct(shape, dtype) for leaf, shape, dtype in instruction.arrays}
         with instruction.options.context():
@@ -126,6 +131,12 @@ class Checkpoints:
         Raises:
             WaystationError: It cannot be saved there.
         """
+        if storage.is_in_store(instruction.path):
+            raise Unsupported(
+                f"the arrays of '{instruction.path}' are on several sets of hosts, which save them together "
+                "to a file system only; save to a directory, or put them on one slice",
+                path=instruction.path,
+            )
         with instruction.manner.options.context():
             joining = Joining(instruction.path, overwrite=instruction.manner.overwrite)
         self._joinings[joining.directory] = joining
@@ -193,14 +204,19 @@ def _together(context: checkpoint.Context, processes: tuple[int, ...]) -> checkp
     return context
 
 
-def _identity(path: str) -> str:
+def _identity(path: str, options: HostOptions) -> str:
     """The digest of its record, which vouches for all the rest; empty where it has none."""
-    record = Path(path, _RECORD)
-    return hashlib.sha256(record.read_bytes()).hexdigest() if record.is_file() else ""
+    with options.context():
+        try:
+            record = storage.read_file(os.path.join(locate(path), _RECORD), limit_bytes=RECORD_LIMIT_BYTES)
+        except NotFound:
+            return ""
+    return hashlib.sha256(record).hexdigest()
 
 
 def _check_identity(instruction: Load) -> None:
-    if instruction.identity is not None and _identity(instruction.path) != instruction.identity:
+    identity = instruction.identity
+    if identity is not None and _identity(instruction.path, instruction.options) != identity:
         raise Conflict(
             f"checkpoint '{instruction.path}' was replaced while hosts loaded from it; load again",
             path=instruction.path,
