@@ -34,6 +34,7 @@ from waystation.training.logger import Logger, StandardLogger
 from waystation.training.place import Place
 from waystation.training.preservation_policies import PreservationPolicy, PreserveAll
 from waystation.training.reading import ReadingCheckpointer, Step, root_of
+from waystation.training.remote import OpenRemote, Remote
 from waystation.training.save_decision_policies import SaveDecisionPolicy, default_policy
 from waystation.training.saving import Request, Saver
 from waystation.training.step_metadata import as_step
@@ -102,6 +103,8 @@ class Checkpointer(ReadingCheckpointer):
         reuse_unchanged: Do not write arrays again that are equal to those of the newest committed checkpoint:
             the new one shares its data files, if enough of them is unchanged, as with `unchanged_from` of
             `save`.
+        remote: A `Remote` below the directory, to which steps are copied in the background. Loads take from
+            there what the directory does not have whole. Its failures are warnings, until `wait` or `close`.
     """
 
     def __init__(
@@ -119,6 +122,7 @@ class Checkpointer(ReadingCheckpointer):
         max_saves_in_flight: int = 1,
         memory: Tier | None = None,
         reuse_unchanged: bool = False,
+        remote: Remote | None = None,
     ) -> None:
         _check_saves_in_flight(max_saves_in_flight)
         if not isinstance(reuse_unchanged, bool):
@@ -130,6 +134,8 @@ class Checkpointer(ReadingCheckpointer):
             logger=logger,
             memory=memory,
         )
+        if remote is not None and not isinstance(remote, Remote):
+            raise WrongType(f"remote must be a waystation.training.Remote or None, not {remote!r:.60}")
         own = copy_of_current() if context is None else Context(context)
         place = Place(root_of(directory), step_name_format or standard_name_format(), own)
         super().__init__(place, logger or StandardLogger())
@@ -137,14 +143,20 @@ class Checkpointer(ReadingCheckpointer):
         policy = preservation_policy or PreserveAll()
         self._with_records = not lightweight_initialize
         self._in_flight = SavesInFlight(max_saves_in_flight)
-        self._saver = Saver(place, Collector(place, policy), costs, reuse_unchanged=reuse_unchanged)
+        collector = Collector(place, policy)
+        self._saver = Saver(place, collector, costs, reuse_unchanged=reuse_unchanged)
+        if remote is not None:
+            self._remote = OpenRemote(remote, place, root_of(remote.directory))
+            self._restorer.remote = self._remote.place
+            # Not by way of this object: in a circle it would keep what its tiers have mapped.
+            self._saver.on_committed = self._remote.committed
         self._decisions = Decisions(place, self._in_flight, costs, save_decision_policy or default_policy())
         self._deleter = deleting.Deleter(place)
         self._beginning = threading.RLock()  # one save or deletion begins at a time
         _forks.watch(self)
         self._is_closed = False
         with place.options() as options:
-            opening.check(place, options, has_tier=memory is not None)
+            opening.check(place, options, has_tier=memory is not None, has_remote=remote is not None)
             opening.open_directory(
                 place,
                 options,
@@ -153,6 +165,8 @@ class Checkpointer(ReadingCheckpointer):
                 with_records=self._with_records,
             )
             self._tier = None if memory is None else memory.open(place, options, self._logger)
+            if self._remote is not None:
+                self._remote.take_stock(options)
 
     def begin_in_child(self) -> None:
         """See `waystation._forks.Watched`."""
@@ -297,6 +311,8 @@ class Checkpointer(ReadingCheckpointer):
     def _is_to_be_saved(self, request: Request, options: Options, *, force: bool) -> bool:
         """Saves to memory, and decides about the directory: if so, there is room for another save then."""
         self._require_open()
+        if self._remote is not None:
+            self._remote.tell()
         if self._tier is not None:
             self._tier.save(request, options, force=force)
         self._in_flight.raise_failure()
@@ -373,6 +389,8 @@ class Checkpointer(ReadingCheckpointer):
             self._in_flight.wait()
             if self._tier is not None and checkpointable_name is None:
                 missing_ok |= self._tier.forget(number)
+            if self._remote is not None and checkpointable_name is None:
+                missing_ok |= self._remote.delete(number, options)
             response = self._deleter.begin(number, checkpointable_name, options, missing_ok=missing_ok)
             self._in_flight.add(response)
         return response
@@ -391,8 +409,12 @@ class Checkpointer(ReadingCheckpointer):
             for response in stopped:
                 response.wait()
                 response.exception()  # which is that it was cancelled
-        if number is not None and self._place.catalogue.find(number) is not None:
+        if number is not None and self._has(number):
             self.delete(number, missing_ok=True)
+
+    def _has(self, step: int) -> bool:
+        uploaded = [] if self._remote is None else self._remote.checkpoints()
+        return self._place.catalogue.find(step) is not None or any(info.step == step for info in uploaded)
 
     # ---- the end -------------------------------------------------------------------------------
 
@@ -401,6 +423,8 @@ class Checkpointer(ReadingCheckpointer):
         with self._place.options() as options, self._beginning:
             self._in_flight.wait()
             opening.look_again(self._place, options, with_records=self._with_records)
+            if self._remote is not None:
+                self._remote.take_stock(options)
 
     def wait(self) -> None:
         """Waits for everything in the background.
@@ -411,6 +435,8 @@ class Checkpointer(ReadingCheckpointer):
         if self._tier is not None:
             self._tier.wait()
         self._in_flight.wait()
+        if self._remote is not None:
+            self._remote.wait()
 
     def close(self) -> None:
         """Waits for everything in the background, and begins nothing any more; idempotent.

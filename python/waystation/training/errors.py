@@ -7,8 +7,13 @@ class DamagedCheckpointWarning(UserWarning):
     """Checkpoints were found to be damaged, and passed over for an older one."""
 
 
+class RemoteWarning(UserWarning):
+    """Something has failed at the remote of a `Checkpointer`. It is tried again."""
+
+
 __all__ = [
     "DamagedCheckpointWarning",
+    "RemoteWarning",
     "StepAlreadyExistsError",
     "StepNotFoundError",
 ]

@@ -25,12 +25,18 @@ from waystation.training.place import Place
 _ABOVE = 4  # frames of this package between a warning and the program's own call
 
 
-def check(place: Place, options: Options, *, has_tier: bool) -> None:
-    """Refuses what no object store can have.
+def check(place: Place, options: Options, *, has_tier: bool, has_remote: bool) -> None:
+    """Refuses what no object store can have, or no remote.
 
     Raises:
         Unsupported: That is asked for.
     """
+    if has_remote and options.multiprocessing.primary_host is None:
+        raise Unsupported(
+            "with multiprocessing.primary_host = None each process has a part of a checkpoint, and a remote "
+            "takes whole ones; set primary_host to the process that is to decide, or leave out remote=",
+            path=place.root,
+        )
     if not storage.is_in_store(place.root):
         return
     if options.multiprocessing.primary_host is None:

@@ -35,6 +35,7 @@ from waystation.training import root_metadata
 from waystation.training.errors import StepNotFoundError
 from waystation.training.logger import Logger
 from waystation.training.place import Place
+from waystation.training.remote import OpenRemote, RemoteStatistics
 from waystation.training.restoring import Restorer
 from waystation.training.step_metadata import CheckpointMetadata, RootMetadata, as_step
 from waystation.training.step_names import PathLike
@@ -50,6 +51,7 @@ class ReadingCheckpointer:
 
     def __init__(self, place: Place, logger: Logger) -> None:
         self._tier: OpenTier | None = None
+        self._remote: OpenRemote | None = None
         self._place = place
         self._restorer = Restorer(place)
         self._logger = logger
@@ -74,6 +76,8 @@ class ReadingCheckpointer:
         """The committed checkpoints, ascending, as far as this `Checkpointer` knows without looking again
         (`reload`); those that are known to be damaged are not among them. `tiers` says where each is."""
         committed = self._place.catalogue.committed()
+        if self._remote is not None:
+            committed = merged(committed, self._remote.checkpoints(), preferred=0)
         return committed if self._tier is None else merged(self._tier.checkpoints(), committed)
 
     @property
@@ -86,6 +90,11 @@ class ReadingCheckpointer:
         """What the memory tier has done so far in this process; None if there is none."""
         return None if self._tier is None else self._tier.statistics
 
+    @property
+    def remote_statistics(self) -> RemoteStatistics | None:
+        """What this process has uploaded so far; None if there is no remote."""
+        return None if self._remote is None else self._remote.statistics
+
     # ---- loading -------------------------------------------------------------------------------
 
     def load(
@@ -94,7 +103,8 @@ class ReadingCheckpointer:
         """Loads the state of a step.
 
         With a memory tier, the newest is taken from there unless the directory has a newer one, and what
-        cannot be loaded from memory comes from an older version or from the directory, with a warning. A step
+        cannot be loaded from memory comes from an older version or from the directory, with a warning. With a
+        remote, what the directory does not have, or has damaged, comes from there. A step
         that is asked for by number comes from the directory if it is there.
 
         Args:

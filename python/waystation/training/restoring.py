@@ -32,6 +32,7 @@ from waystation.training import step_records
 from waystation.training.catalogue import Info, Listing, described, from_json, relocated, to_json
 from waystation.training.errors import DamagedCheckpointWarning, StepNotFoundError
 from waystation.training.place import Place
+from waystation.training.tiers import merged
 from waystation.transfers.handle import AsyncResponse
 
 T = TypeVar("T")
@@ -56,10 +57,15 @@ class Chosen:
 
 
 class Restorer:
-    """Loads the steps of one `Checkpointer`."""
+    """Loads the steps of one `Checkpointer`.
+
+    Attributes:
+        remote: Where steps are that the directory may not have, or not whole.
+    """
 
     def __init__(self, place: Place) -> None:
         self._place = place
+        self.remote: Place | None = None
 
     def existing(self, step: int | None) -> Info:
         """The checkpoint of a step, or the newest.
@@ -68,9 +74,10 @@ class Restorer:
             StepNotFoundError: There is none.
         """
         catalogue = self._place.catalogue
-        committed = catalogue.committed()
+        committed = self._committed()
         if step is not None:
-            found = catalogue.find(step)
+            whole = [info for info in committed if info.step == step]
+            found = whole[0] if whole else catalogue.find(step)
             if found is not None:
                 return found
             if step in catalogue.in_flight():
@@ -97,6 +104,16 @@ class Restorer:
             )
         raise StepNotFoundError(f"there is no checkpoint in '{self._place.root}' yet", path=self._place.root)
 
+    def _committed(self) -> list[Info]:
+        """What can be loaded, ascending; from the directory, if that has it."""
+        found = self._place.catalogue.committed()
+        return found if self.remote is None else merged(found, self.remote.catalogue.committed(), preferred=0)
+
+    def _of(self, info: Info) -> Place:
+        """Where a checkpoint is."""
+        is_remote = self.remote is not None and os.path.dirname(os.fspath(info.path)) == self.remote.root
+        return self.remote if is_remote and self.remote is not None else self._place
+
     def run(
         self,
         step: int | None,
@@ -122,7 +139,7 @@ class Restorer:
                 except WaystationError as error:
                     self._require_damage(step, chosen.info, error, options)
                 else:
-                    self._warn(passed)
+                    self._warn(passed, chosen.info)
                     return chosen.info, loaded
             passed = self._passed_over(chosen.info, passed)
 
@@ -171,14 +188,14 @@ class Restorer:
                     except WaystationError as error:
                         self._require_damage(step, chosen.info, error, own)
                     else:
-                        self._warn(passed)
+                        self._warn(passed, chosen.info)
                         return loaded
-                return self.run(None, own, load, self._passed_over(chosen.info, passed))[1]
+                return self.run(step, own, load, self._passed_over(chosen.info, passed))[1]
 
         return finish
 
     def _passed_over(self, info: Info, passed: tuple[Info, ...]) -> tuple[Info, ...]:
-        self._place.catalogue.mark_damaged(info.step)
+        self._of(info).catalogue.mark_damaged(info.step)
         return (*passed, info)
 
     @contextlib.contextmanager
@@ -199,6 +216,8 @@ class Restorer:
 
     def _own(self, info: Info) -> Info:
         """What this process has of a checkpoint that the primary has chosen."""
+        if self._of(info) is self.remote:
+            return info
         return self._place.catalogue.find(info.step) or relocated(info, self._place.root)
 
     def _hold(self, step: int | None, until: contextlib.ExitStack) -> Info:
@@ -210,14 +229,14 @@ class Restorer:
                 if time.monotonic() > until_s:
                     condemned.add(info.step)  # as far as can be told, also by a collector that was killed
                 with contextlib.ExitStack() as lease:
-                    may_read = lease.enter_context(self._place.leases.hold(info.path.name))
+                    may_read = lease.enter_context(self._of(info).leases.hold(info.path.name))
                     if not step_records.is_committed(info.path):
                         break  # another program has removed it
                     if may_read:
                         until.push(lease.pop_all())
                         return info
                 time.sleep(_LOOK_AGAIN_S)  # a collector removes it, or gives way to a reader
-            self._place.catalogue.drop([info.step])
+            self._of(info).catalogue.drop([info.step])
             if step is None:
                 self._look_again(condemned)
 
@@ -237,26 +256,39 @@ class Restorer:
     def _require_damage(self, step: int | None, info: Info, error: WaystationError, options: Options) -> None:
         """Raises an error again that an older step would not help against, or that is about the step that was
         asked for by number."""
-        if step is not None or not self._is_damaged(info, error, options):
+        # Whether another place has the step, the primary knows.
+        if (step is not None and self.remote is None) or not self._is_damaged(step, info, error, options):
             raise error
 
-    def _is_damaged(self, info: Info, error: WaystationError, options: Options) -> bool:
-        """Whether what all processes have met, each its own, means that a checkpoint is damaged."""
+    def _is_damaged(self, step: int | None, info: Info, error: WaystationError, options: Options) -> bool:
+        """Whether what all processes have met, each its own, means that a checkpoint is damaged, and another
+        one is to be tried."""
         session = self._place.session(f"find out whether step {info.step} is damaged", options)
         try:
             means_damage = step_records.is_damage(error, info.path)
             part = b"damage" if means_damage else b"other"
-            decision = session.round(
-                lambda: part, lambda parts: b"damage" if b"damage" in parts else b"other"
-            )
+
+            def decide(parts: Sequence[bytes]) -> bytes:
+                helps = step is None or self._is_elsewhere(info)
+                return b"damage" if b"damage" in parts and helps else b"other"
+
+            decision = session.round(lambda: part, decide)
             return decision == b"damage"
         finally:
             session.close()
 
-    def _warn(self, passed: tuple[Info, ...]) -> None:
+    def _is_elsewhere(self, info: Info) -> bool:
+        """Whether the remote has a step of the directory."""
+        if self.remote is None or self._of(info) is self.remote:
+            return False
+        return any(other.step == info.step for other in self.remote.catalogue.committed())
+
+    def _warn(self, passed: tuple[Info, ...], loaded: Info) -> None:
         if passed:
+            where = "' and '".join({self._of(info).root: None for info in passed})
+            what = "an older one" if loaded.step != passed[0].step else f"'{loaded.path}'"
             warnings.warn(
-                f"passed over damaged checkpoints in '{self._place.root}': {_named(passed)}; an older one "
+                f"passed over damaged checkpoints in '{where}': {_named(passed)}; {what} "
                 "was loaded. 'waystation verify' tells what is wrong with them",
                 DamagedCheckpointWarning,
                 stacklevel=_ABOVE,

@@ -111,15 +111,31 @@ def _plain(metrics: Any) -> Any:
 
 
 class Saver:
-    """Saves the steps of one `Checkpointer`."""
+    """Saves the steps of one `Checkpointer`.
+
+    Args:
+        place: Where.
+        collector: Removes what is not wanted any more.
+        costs: Is told what a save costs.
+        reuse_unchanged: Whether a step shares data files with the newest one where arrays are equal.
+
+    Attributes:
+        on_committed: Called in the primary with each step that is committed, before anything is removed.
+    """
 
     def __init__(
-        self, place: Place, collector: Collector, costs: SaveCosts, *, reuse_unchanged: bool = False
+        self,
+        place: Place,
+        collector: Collector,
+        costs: SaveCosts,
+        *,
+        reuse_unchanged: bool = False,
     ) -> None:
         self._place = place
         self._collector = collector
         self._costs = costs
         self._reuse_unchanged = reuse_unchanged
+        self.on_committed: Callable[[int], None] = lambda _step: None
 
     def save(self, request: Request, options: Options) -> None:
         """Saves, and returns when that is done."""
@@ -249,5 +265,6 @@ class Saver:
         """What the primary says: the checkpoint that is there now, and those that go."""
         committed = described(info)
         self._place.catalogue.commit(committed)
+        self.on_committed(committed.step)
         going = until_removed.enter_context(self._collector.chosen())
         return json.dumps([to_json(committed), *map(to_json, going)]).encode()

@@ -33,8 +33,8 @@ class CheckpointMetadata(Generic[T]):
         commit_timestamp_nsecs: When it was committed.
         custom_metadata: What was given to the save.
         metrics: What was given to the save to tell good checkpoints from bad ones.
-        tiers: Where it can be loaded from, the fastest first: `memory`, `directory`. Of one that only memory
-            has, `path` is the directory of the agent, and nothing more is known.
+        tiers: Where it can be loaded from, the fastest first: `memory`, `directory`, `remote`. Of one that
+            only memory has, `path` is the directory of the agent, and nothing more is known.
     """
 
     step: int

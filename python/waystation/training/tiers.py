@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from waystation._options import Options
 from waystation.checkpoint.loading import Loading
@@ -24,13 +24,19 @@ T = TypeVar("T")
 
 
 def merged(
-    in_tier: Sequence[CheckpointMetadata[None]], in_directory: Sequence[CheckpointMetadata[None]]
+    above: Sequence[CheckpointMetadata[None]],
+    below: Sequence[CheckpointMetadata[None]],
+    *,
+    preferred: Literal[0, 1] = 1,
 ) -> list[CheckpointMetadata[None]]:
-    """The checkpoints of both, ascending; one that both have is listed once."""
-    found = {info.step: info for info in in_tier}
-    for info in in_directory:
-        above = found[info.step].tiers if info.step in found else ()
-        found[info.step] = dataclasses.replace(info, tiers=(*above, *info.tiers))
+    """The checkpoints of two tiers, ascending; one that both have is listed once, as that one of them tells
+    which is preferred."""
+    found = {info.step: info for info in above}
+    for info in below:
+        other = found.get(info.step)
+        tiers = (*other.tiers, *info.tiers) if other is not None else info.tiers
+        told = info if other is None or preferred else other
+        found[info.step] = dataclasses.replace(told, tiers=tiers)
     return [found[step] for step in sorted(found)]
 
 

@@ -1,0 +1,70 @@
+"""What other programs do with a sequence that has a remote."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tests.checkpoint.copy_programs import copying
+from tests.support.programs import Place
+
+from waystation.storage import AnyPath
+from waystation.training import Checkpointer, Remote, preservation_policies, save_decision_policies
+
+
+def state(step: int) -> dict[str, Any]:
+    """A state in several files, under the options of `opened`."""
+    return {"a": [np.full(300_000, step + number, np.int32) for number in range(4)], "step": step}
+
+
+def opened(directory: Path, remote: Remote, n: int | None = None, **given: Any) -> Checkpointer:
+    """A checkpointer that saves every step."""
+    from waystation import Context
+
+    context = Context()
+    context.file.file_bytes_target = 1 << 20
+    keep = preservation_policies.PreserveAll() if n is None else preservation_policies.LatestN(n)
+    return Checkpointer(
+        directory,
+        remote=remote,
+        context=context,
+        save_decision_policy=save_decision_policies.FixedIntervalPolicy(1),
+        preservation_policy=keep,
+        **given,
+    )
+
+
+def save_and_upload_slowly(environment: Mapping[str, str], directory: Path, remote: AnyPath) -> None:
+    """Saves two steps, whose upload takes many seconds; the program is killed meanwhile."""
+    os.environ.update(environment)
+    copying._JOB_BYTES = 1 << 20
+    with opened(directory, Remote(remote, bytes_per_second=1 << 20)) as checkpointer:
+        checkpointer.save(1, state(1))
+        checkpointer.save(2, state(2))
+
+
+def save_together(
+    place: Place, environment: Mapping[str, str], directory: Path, remote: AnyPath
+) -> list[Any]:
+    """Saves steps in several processes, damages the newest, and loads it from the remote."""
+    os.environ.update(environment)
+    place.connect()
+    with opened(directory, Remote(remote)) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, state(step))
+        checkpointer.wait()
+    if place.index == 0:
+        for file in (directory / "2").rglob("*.safetensors"):
+            file.write_bytes(bytes(file.stat().st_size))
+    with opened(directory, Remote(remote)) as checkpointer:
+        tiers = [info.tiers for info in checkpointer.checkpoints]
+        import warnings
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loaded = checkpointer.load(2)
+    place.disconnect()
+    return [loaded["step"], tiers]
