@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -372,3 +373,33 @@ def test_a_save_is_in_progress_until_it_has_ended(directory: AnyPath) -> None:
         assert not checkpointer.is_saving_in_progress()
         assert steps_of(checkpointer) == [0]
         assert checkpointer.should_save(1)
+
+
+def test_unchanged_arrays_are_shared_with_the_newest_step(tmp_path: Path) -> None:
+    frozen = np.random.default_rng(0).standard_normal(200_000)
+    seen: list[waystation.SaveStatistics] = []
+    context = waystation.Context()
+    context.array.saving.on_statistics = seen.append
+    policy = preservation_policies.LatestN(2)
+    with Checkpointer(
+        tmp_path, context=context, preservation_policy=policy, reuse_unchanged=True
+    ) as checkpointer:
+        for step in range(6):
+            state = {"frozen": frozen, "trained": np.full(1000, step)}
+            if step % 2:
+                checkpointer.save(step, state, force=True)
+            else:
+                response = checkpointer.save_async(step, state, force=True)
+                assert response is not None
+                response.result()
+        assert [each.bytes_shared for each in seen] == [0] + 5 * [frozen.nbytes]
+        for step in (4, 5):
+            loaded = checkpointer.load(step)
+            assert np.array_equal(loaded["frozen"], frozen)
+            assert np.array_equal(loaded["trained"], np.full(1000, step))
+            assert not waystation.verify(tmp_path / str(step)).damages
+        shutil.rmtree(tmp_path / "5")  # behind its back: the next save writes everything
+        checkpointer.save(6, {"frozen": frozen}, force=True)
+        assert seen[-1].bytes_shared == 0
+    with pytest.raises(errors.WrongType, match="reuse_unchanged"):
+        Checkpointer(tmp_path, reuse_unchanged="yes")  # type: ignore[arg-type]

@@ -52,6 +52,8 @@ _LIVE_ONE_OF = 2
 # More files of less than so many bytes are written again as one: finished arrays must not end as a file each.
 _SMALL_BYTES = 8 << 20
 _MOST_SMALL_FILES = 16
+# Blocks that are read from earlier files for arrays of which no other block is equal.
+_BLOCKS_ON_SUSPICION = 16
 # Blocks that are read from earlier files at a time.
 _BLOCKS_AT_A_TIME = 256
 
@@ -465,7 +467,29 @@ class _Comparison:
             self._words(np.arange(len(self._candidates))), rows, counts[order], self._expected(blocks[order])
         )
         self._may_be_equal[pieces.candidates[firsts[is_alone & ~is_equal]]] = False
-        return np.flatnonzero(np.repeat(~is_equal & ~is_alone, counts))
+        is_undecided = np.repeat(~is_equal & ~is_alone, counts)
+        is_undecided &= self._may_be_equal[pieces.candidates]
+        return self._worth_reading(np.flatnonzero(is_undecided), pieces.candidates[~is_undecided])
+
+    def _worth_reading(self, undecided: Integers, decided: Integers) -> Integers:
+        """Those of the undecided pieces whose blocks are to be read.
+
+        A block is read for an array of which another block is equal. An array of which nothing is known lies
+        in few blocks, with others that differ: to read them costs as much as to write the array. So that is
+        done for a few blocks only, and what is not decided counts as different.
+
+        Args:
+            undecided: They.
+            decided: Of the other pieces their candidates, some of which are known to differ.
+        """
+        pieces = self._pieces
+        is_known = np.zeros(len(self._candidates), bool)
+        is_known[decided] = True
+        blocks, wanted = pieces.blocks[undecided], is_known[pieces.candidates[undecided]]
+        others = distinct(blocks[~np.isin(blocks, blocks[wanted])])
+        is_read = np.isin(blocks, blocks[wanted]) | np.isin(blocks, others[:_BLOCKS_ON_SUSPICION])
+        self._may_be_equal[pieces.candidates[undecided[~is_read]]] = False
+        return undecided[is_read]
 
     def _batches(self, undecided: Integers) -> Iterator[Integers]:
         """The undecided pieces of files that may be shared, some blocks at a time. Those of candidates that
