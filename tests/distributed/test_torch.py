@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.distributed import torch_scenarios
 from tests.support.programs import running
+
+import waystation
 
 
 def data_bytes(path: Path) -> list[int]:
@@ -73,6 +76,30 @@ def test_load_by_another_number_of_processes(tmp_path: Path, count: int) -> None
         directory=tmp_path,
     ) as programs:
         assert programs.values() == [True] * count
+
+
+def test_each_process_shares_what_is_unchanged_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+
+    def save(count: int, step: int, earlier: int | None) -> Any:
+        with running(
+            torch_scenarios.save_beside, step, earlier, count=count, framework="torch", directory=tmp_path
+        ) as programs:
+            return programs.values()
+
+    first, second = save(3, 1, None), save(3, 2, 1)
+    assert [shared for shared, _ in first] == [0, 0, 0]
+    for (shared, written), (_, whole) in zip(second, first, strict=True):
+        assert shared > 0.9 * (whole - 13_000)
+        assert written < 0.1 * whole
+    # Another number of processes cuts arrays in another way: what is cut alike is shared, the rest is
+    # written.
+    save(2, 3, 2)
+    shutil.rmtree(tmp_path / "checkpoints" / "1")
+    for step in (2, 3):
+        found = waystation.verify(tmp_path / "checkpoints" / str(step))
+        assert not found.damages
+        assert not found.strays
 
 
 def test_concurrent_loads_make_their_meshes_in_one_order(tmp_path: Path) -> None:

@@ -197,6 +197,25 @@ def shared_writing(place: Place, saving: dict[str, Any]) -> None:
     place.disconnect()
 
 
+def save_beside(place: Place, step: int, earlier: int | None) -> tuple[int, int]:
+    """Saves a step, with what has not changed since an earlier one shared; returns the bytes that this
+    process has shared and written."""
+    connect(place)
+    seen: list[waystation.SaveStatistics] = []
+    state = make_state(place)
+    state["trained"] = distribute_tensor(
+        torch.full((place.count * 100, 10), float(step)), state["rows"].device_mesh, [Shard(0)]
+    )
+    checkpoints = place.directory / "checkpoints"
+    with options(on_statistics=seen.append):
+        before = None if earlier is None else checkpoints / str(earlier)
+        waystation.save(checkpoints / str(step), state, unchanged_from=before)
+        loaded = waystation.load(checkpoints / str(step), state)
+    assert equal(state, loaded)
+    place.disconnect()
+    return seen[0].bytes_shared, seen[0].bytes_written
+
+
 def load_elsewhere(place: Place, path: Path) -> bool:
     """Loads what other processes have saved, into DTensors of these."""
     if place.count > 1:
