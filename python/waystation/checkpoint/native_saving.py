@@ -209,7 +209,11 @@ class NativeLayout(CutStates):
             shared = None
             if found is not None:
                 place = unchanged.Place(
-                    names.directory_in(writing.path, name), process, save.options, writing.progress.watch
+                    names.directory_in(writing.path, name),
+                    process,
+                    save.options,
+                    writing.progress.watch,
+                    writing.heartbeat,
                 )
                 chunks = Chunks.of(taken.chunks)
                 shared = unchanged.share(found, name, chunks, taken.sources, taken.labels, place)

@@ -13,7 +13,7 @@ from waystation._options import Options
 # From this size on it pays to measure a file system that is not known yet: about a second, once.
 CALIBRATE_BYTES = 1 << 30
 _PROBE_BYTES = 128 << 20
-_HEARTBEAT_S = 10.0
+HEARTBEAT_S = 10.0
 
 _log = logging.getLogger("waystation")
 
@@ -85,7 +85,7 @@ def start(
 
 def finish(job: _native.Job, heartbeat: Callable[[], None]) -> list[bytes]:
     """Waits for a job; returns the block checksums of its files."""
-    while not job.wait(_HEARTBEAT_S):
+    while not job.wait(HEARTBEAT_S):
         heartbeat()
     checksums: list[bytes] = job.result()["checksums"]
     return checksums

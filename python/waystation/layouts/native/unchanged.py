@@ -38,7 +38,7 @@ from waystation._distinct import distinct, distinct_objects
 from waystation._errors import Cancelled, WaystationError
 from waystation._options import Options
 from waystation.frameworks.base import ArraySource, StoredArray
-from waystation.layouts.native import commit, names, places, read, read_job, tables
+from waystation.layouts.native import commit, engine_job, names, places, read, read_job, tables
 from waystation.layouts.native.chunks import Chunks
 from waystation.layouts.native.read import OpenCheckpointable
 from waystation.layouts.native.read_job import ReadFile
@@ -109,12 +109,14 @@ class Place:
             file is shared twice.
         options: Of the save.
         on_job: Called with each job of the engine when it starts.
+        heartbeat: Called from time to time while one runs.
     """
 
     directory: str
     process: int
     options: Options
     on_job: Callable[[_native.Job], None]
+    heartbeat: Callable[[], None] = lambda: None
 
 
 def share(
@@ -249,31 +251,27 @@ def _chunk_numbers(decoded: tables.Tables, chunks: Chunks, chosen: Integers, arr
     entries = decoded.arrays[arrays]
     is_single = (entries["kind"] == tables.REGULAR) & (entries["chunk_count"] == 1)
     numbers = np.where(is_single, 0, -1)
-    boxed: dict[int, list[int]] = {}
-    for place, (number, array) in enumerate(zip(chosen.tolist(), arrays.tolist(), strict=True)):
-        chunk = chunks.others.get(number)
-        if chunk is not None and chunk.offset is not None:
-            numbers[place] = -1
-            boxed.setdefault(array, []).append(place)
-    for array, own in boxed.items():
-        kind = int(decoded.arrays[array]["kind"])
-        if kind in (tables.REGULAR, tables.RUNS):
-            known = grid.ChunkGrid(decoded.array_shape(array), decoded.chunk_shape(array))
-            boxes = {known.box(number): number for number in range(known.chunk_count)}
-        else:
-            boxes = _irregular_boxes(decoded, array)
-        for place in own:
-            chunk = chunks.others[int(chosen[place])]
-            numbers[place] = boxes.get((chunk.offset or (), chunk.shape), -1)
+    places_of_others = np.flatnonzero(np.isin(chosen, list(chunks.others))) if chunks.others else ()
+    for place in map(int, places_of_others):
+        chunk = chunks.others[int(chosen[place])]
+        if chunk.offset is not None:
+            numbers[place] = _number_of_box(decoded, int(arrays[place]), (chunk.offset, chunk.shape))
     return numbers
 
 
-def _irregular_boxes(decoded: tables.Tables, array: int) -> dict[grid.Box, int]:
+def _number_of_box(decoded: tables.Tables, array: int, box: grid.Box) -> int:
+    """The number of the chunk of an array that has this box; -1 if there is none."""
     entry, shape = decoded.arrays[array], decoded.array_shape(array)
+    if int(entry["kind"]) in (tables.REGULAR, tables.RUNS):
+        chunks = grid.ChunkGrid(shape, decoded.chunk_shape(array))
+        number = 0
+        for begin, step, count in zip(box[0], chunks.chunk_shape, chunks.counts, strict=True):
+            number = number * count + begin // step
+        return number if number < chunks.chunk_count and chunks.box(number) == box else -1
     begin = int(entry["first_dim"]) + len(shape)
-    words = np.asarray(decoded.dims[begin : int(entry["first_dim"]) + int(entry["dim_count"])])
-    numbers, boxes = grid.irregular_chunks_meeting(words, int(entry["chunk_count"]), grid.whole(shape))
-    return {grid.box_at(boxes, place): number for place, number in enumerate(numbers.tolist())}
+    numbers, boxes = grid.irregular_chunks_meeting(decoded.dims, int(entry["chunk_count"]), box, begin)
+    found = [grid.box_at(boxes, place) for place in range(len(numbers))]
+    return int(numbers[0]) if found == [box] else -1
 
 
 # ---- files -------------------------------------------------------------------------------------
@@ -496,8 +494,11 @@ class _Comparison:
         have been found to differ meanwhile are left out."""
         pieces = self._pieces
         blocks = distinct(pieces.blocks[undecided])
-        for begin in range(0, len(blocks), _BLOCKS_AT_A_TIME):
-            own = undecided[np.isin(pieces.blocks[undecided], blocks[begin : begin + _BLOCKS_AT_A_TIME])]
+        # The engine writes nothing yet, so its share of the bound on memory is free.
+        bound = self._place.options.engine.staging_bytes
+        count = _BLOCKS_AT_A_TIME if bound is None else max(1, min(_BLOCKS_AT_A_TIME, bound // _BLOCK))
+        for begin in range(0, len(blocks), count):
+            own = undecided[np.isin(pieces.blocks[undecided], blocks[begin : begin + count])]
             shared = np.isin(self._candidates.files[pieces.candidates[own]], self._files.numbers)
             own = own[shared & self._may_be_equal[pieces.candidates[own]]]
             if len(own):
@@ -584,7 +585,8 @@ class _Comparison:
     def _finish(self, job: _native.Job) -> Mapping[str, bytes]:
         self._place.on_job(job)
         try:
-            job.wait()
+            while not job.wait(engine_job.HEARTBEAT_S):
+                self._place.heartbeat()
             return job.result()
         except BaseException:
             read_job.stop([job])
