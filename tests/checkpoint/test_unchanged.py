@@ -186,7 +186,7 @@ SHAPES = st.sampled_from(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_whatever_changes_between_saves(data: Any) -> None:
     """States whose arrays change, come, go, and get other shapes and dtypes load as they were saved. Whatever
@@ -226,11 +226,12 @@ def _change_and_save(data: Any, root: Path) -> None:
             waystation.save(root / str(step), state, unchanged_from=root / str(step - 1))
             states.append(dict(state))
     left = list(range(len(states)))
-    for step in data.draw(st.permutations(left)):
-        for other in left:
-            require_whole(root / str(other), states[other])
+    for step in left:
+        require_whole(root / str(step), states[step])
+    for step in data.draw(st.permutations(left))[:-1]:
         waystation.delete(root / str(step))
         left.remove(step)
+        require_whole(root / str(left[0]), states[left[0]])
 
 
 def test_bytes_decide(tmp_path: Path) -> None:
