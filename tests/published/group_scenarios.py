@@ -48,6 +48,16 @@ def load_from_store(place: Place, endpoint: str, location: str, options: dict[st
         return load(place, location, options)
 
 
+def load_through_cache(
+    place: Place, endpoint: str, location: str, cache: str, options: dict[str, Any]
+) -> Any:
+    """The same through a cache."""
+    context = s3.context(endpoint)
+    context.storage.cache_directory = cache
+    with context:
+        return load(place, location, options)
+
+
 def read(place: Place, model: Any, options: dict[str, Any]) -> tuple[int, int, dict[int, int]]:
     """Loads a model; returns the bytes that this process has asked the system for, those that it holds, and
     those that its plans read of each device."""

@@ -251,6 +251,32 @@ def test_processes_of_torch_load_together(tmp_path: Path, directory: Path) -> No
                 assert tensors == whole
 
 
+def test_processes_of_torch_load_together_through_a_cache(tmp_path: Path, directory: Path) -> None:
+    own = s3.bucket()
+    with own.context():
+        location = upload(directory, f"{own.location}/model")
+    counts = []
+    with s3.proxy(own.endpoint) as between:
+        for _ in range(2):
+            before = len(between.requests)
+            with running(
+                group_scenarios.load_through_cache,
+                between.endpoint,
+                location,
+                str(tmp_path / "cache"),
+                {"placement": None},
+                count=2,
+                framework="torch",
+                directory=tmp_path,
+            ) as programs:
+                for found in programs.values():
+                    tensors = {name: data for name, (_, _, data) in found}
+                    assert tensors == expected(directory)
+            counts.append(len(between.requests) - before)
+    assert counts[1] < counts[0], "the data come from the cache"
+    assert list((tmp_path / "cache").iterdir())
+
+
 # ---- how it is read ----------------------------------------------------------------------------
 
 
