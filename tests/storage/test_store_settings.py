@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -167,3 +174,27 @@ def test_another_region_is_told() -> None:
     with context, pytest.raises(WaystationError, match="aws_region") as caught:
         waystation.load(f"{place.location}/a")
     assert "AWS_REGION" in str(caught.value)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+def test_a_certificate_that_is_not_trusted_is_told_at_once(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    request = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
+    subprocess.run([*request, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    encryption = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    encryption.load_cert_chain(certificate, key)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    accepted, _ = listening.accept()
+                    with accepted, contextlib.suppress(OSError):
+                        encryption.wrap_socket(accepted, server_side=True).close()
+
+        threading.Thread(target=answer, daemon=True).start()
+        begun = time.monotonic()
+        endpoint = f"https://127.0.0.1:{listening.getsockname()[1]}"
+        with s3.context(endpoint, deadline_s=60), pytest.raises(InvalidInput, match="SSL_CERT_FILE"):
+            waystation.load("s3://bucket/a")
+        assert time.monotonic() - begun < 30

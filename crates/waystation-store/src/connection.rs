@@ -9,6 +9,7 @@
 
 use std::error::Error;
 use std::fmt;
+use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
@@ -59,6 +60,9 @@ impl HttpService for Connection {
         let outcome = timeout(patience, self.client.execute(request)).await.unwrap_or_else(|_| Err(silent()));
         let answer = match outcome {
             Err(error) if asks_machine => return Err(self.without_metadata(error)),
+            Err(error) if is_untrusted(&error) => {
+                return Err(HttpError::new(HttpErrorKind::Unknown, Untrusted));
+            }
             outcome => outcome?,
         };
         Ok(answer.map(|body| HttpResponseBody::new(Watched { body, silence: Box::pin(sleep(SILENCE)) })))
@@ -84,6 +88,26 @@ fn patience_for(nbytes: usize) -> Duration {
 
 fn silent() -> HttpError {
     HttpError::new(HttpErrorKind::Timeout, Silent)
+}
+
+/// Whether a connection failed because of the certificate of the server: no attempt ends otherwise then.
+fn is_untrusted(error: &HttpError) -> bool {
+    let mut source: Option<&(dyn Error + 'static)> = Some(error);
+    while let Some(found) = source {
+        if matches!(encryption_in(found), Some(rustls::Error::InvalidCertificate(_))) {
+            return true;
+        }
+        source = found.source();
+    }
+    false
+}
+
+/// What is inside of errors of the system that are inside of one another: these are no sources.
+fn encryption_in<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
+    match error.downcast_ref::<io::Error>() {
+        Some(outer) => encryption_in(outer.get_ref()?),
+        None => error.downcast_ref(),
+    }
 }
 
 /// The body of an answer that is silent for too long.
@@ -139,6 +163,18 @@ impl fmt::Display for NoCredentials {
 }
 
 impl Error for NoCredentials {}
+
+/// The certificate of a server is not one that this process trusts.
+#[derive(Debug)]
+pub struct Untrusted;
+
+impl fmt::Display for Untrusted {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "the certificate is not trusted")
+    }
+}
+
+impl Error for Untrusted {}
 
 #[cfg(test)]
 mod tests {

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use waystation_format::{Error, Kind};
 
 use crate::client::is_http;
-use crate::connection::NoCredentials;
+use crate::connection::{NoCredentials, Untrusted};
 
 /// Codes of stores are words; whatever else is between the tags is not repeated.
 const MOST_CODE_BYTES: usize = 64;
@@ -42,6 +42,9 @@ pub fn told(error: &object_store::Error, action: &str, path: &Path) -> Error {
     }
     if answer.lacks_credentials {
         return no_credentials(action, path);
+    }
+    if answer.is_untrusted {
+        return untrusted(action, path);
     }
     if answer.is_of_another_region() {
         return other_region(action, path);
@@ -123,6 +126,14 @@ fn no_credentials(action: &str, path: &Path) -> Error {
     )
 }
 
+fn untrusted(action: &str, path: &Path) -> Error {
+    let message = format!(
+        "could not {action}: the certificate of the server is not trusted; add that of its authority to those of the \
+         system, or name a file that has it in SSL_CERT_FILE before this process begins"
+    );
+    Error::new(Kind::InvalidInput, message).with("path", path.display().to_string())
+}
+
 fn other_region(action: &str, path: &Path) -> Error {
     let message = format!(
         "could not {action}: the bucket is in another region; set 'aws_region' to that of the bucket, or AWS_REGION in \
@@ -153,6 +164,7 @@ struct Answer {
     code: Option<String>,
     failure: Option<HttpErrorKind>,
     lacks_credentials: bool,
+    is_untrusted: bool,
     leads_nowhere: bool,
 }
 
@@ -166,6 +178,7 @@ impl Answer {
                 answer.failure = Some(http.kind());
             }
             answer.lacks_credentials |= found.is::<NoCredentials>();
+            answer.is_untrusted |= found.is::<Untrusted>();
             let text = found.to_string();
             answer.leads_nowhere |= text.starts_with(LEADS_NOWHERE);
             answer.status =
