@@ -36,7 +36,7 @@ def test_what_is_not_plain_is_not_told() -> None:
     elsewhere = host_options._OF_THE_PROGRAM | host_options._SAID_OTHERWISE | host_options._REFUSED.keys()
     assert elsewhere <= types.keys()
     for name, value in options.walk():
-        if name in elsewhere or name == "array.saving.array_metadata_store":
+        if name in {*elsewhere, "array.saving.array_metadata_store", "storage.settings"}:
             continue
         assert value is None or isinstance(value, bool | int | float | str | enum.Enum), name
         assert not any(word in types[name] for word in ("Callable", "type[", "Creator")), name
@@ -49,6 +49,8 @@ def test_options_come_back_as_they_were() -> None:
     options.array.loading.load_and_broadcast_options.replica_axis_index = "x"
     options.file.path_permission_mode = 0o750
     options.array.saving.storage_options.chunk_axes = (0, -1)
+    options.storage.settings = {"aws_region": "eu-west-1"}
+    options.storage.deadline_s = 3.0
     told = pickle.loads(pickle.dumps(options_for_hosts(options)))
     assert told.has(host_options.LAYOUT)
     found = dict(told.context()._options.walk())
