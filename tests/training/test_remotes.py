@@ -19,6 +19,7 @@ import waystation
 from waystation.checkpoint.compare import compare
 from waystation.errors import InvalidInput, NotFound, StepNotFoundError, Unavailable, Unsupported, WrongType
 from waystation.storage import AnyPath, Location
+from waystation.storage.leases import Leases
 from waystation.training import Checkpointer, Remote, preservation_policies
 from waystation.training import remote as remotes
 from waystation.training.errors import DamagedCheckpointWarning, RemoteWarning
@@ -222,6 +223,7 @@ def test_a_remote_that_cannot_be_listed_is_a_warning(tmp_path: Path, monkeypatch
     with pytest.raises(NotFound, match="bucket"):
         checkpointer.close()
     assert steps_in(tmp_path / "here") == ["1"]
+    assert not Leases(tmp_path / "here").is_held("1")
 
 
 def test_what_is_in_the_place_of_a_step_there_is_told_and_left_alone(tmp_path: Path) -> None:

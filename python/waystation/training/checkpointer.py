@@ -448,7 +448,11 @@ class Checkpointer(ReadingCheckpointer):
             self._is_closed = True
             if self._tier is not None:
                 self._tier.close()
-        self.wait()
+        try:
+            self.wait()
+        finally:
+            if self._remote is not None:
+                self._remote.close()
 
     def _require_open(self) -> None:
         if self._is_closed:

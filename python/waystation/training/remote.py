@@ -354,3 +354,8 @@ class OpenRemote:
                 self._untold = None
             raise failure
         self.tell()
+
+    def close(self) -> None:
+        """Keeps nothing from being collected any more; the uploads have been waited for."""
+        with self._lock:
+            self._let_go()
