@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +245,24 @@ def test_several_processes_upload_and_load_as_one(tmp_path: Path, there: AnyPath
         save_together, of_stores(), tmp_path / "here", there, count=2, framework="torch", directory=tmp_path
     ) as running:
         assert running.values() == [[2, [("directory", "remote")] * 2]] * 2
+
+
+@pytest.mark.parametrize("has_remote", [False, True])
+def test_a_checkpointer_is_freed_with_its_last_reference(tmp_path: Path, has_remote: bool) -> None:
+    """What a memory tier has mapped goes with it, and nothing waits for the garbage collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        checkpointer = Checkpointer(
+            tmp_path / "run", remote=Remote(tmp_path / "there") if has_remote else None
+        )
+        with checkpointer:
+            checkpointer.save(1, state(1))
+        seen = weakref.ref(checkpointer)
+        del checkpointer
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 def test_what_can_be_no_remote_is_refused(tmp_path: Path) -> None:
