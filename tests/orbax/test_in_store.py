@@ -205,6 +205,37 @@ def test_one_of_two_writers_wins(place: Bucket) -> None:
     assert not [name for name in place.names() if ".waystation-tmp" in name]
 
 
+def take_over(endpoint: str, path: str) -> None:
+    store_leases.EXPIRES_S = -10.0  # whoever else writes there counts as dead
+    save(endpoint, path, 2)
+
+
+@pytest.mark.parametrize("at", ["/_CHECKPOINT_METADATA", "/commit_success.txt"])
+def test_who_was_taken_for_dead_leaves_alone_what_another_has_committed(
+    place: Bucket, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    # As if this process had been stopped for longer than a lease lasts.
+    monkeypatch.setattr(store_leases, "EXPIRES_S", store_leases.FRESH_S - 1.0)
+    path = f"{place.location}/ckpt"
+    seen: list[int] = []
+
+    def overtake(number: int) -> str:
+        method, name = between.requests[number - 1]
+        if method == "PUT" and name.endswith(at):
+            seen.append(number)
+            if len(seen) == (2 if at == "/_CHECKPOINT_METADATA" else 1):  # the first is the claim
+                assert run(take_over, place.endpoint, path) == 0
+        return PASS
+
+    with proxy(place.endpoint, overtake) as between, pytest.raises(Conflict):
+        save(between.endpoint, path, 1)
+    assert len(seen) >= 1
+    if at == "/commit_success.txt":
+        check(waystation.load(path), 2)
+    else:  # what was under way has replaced a file: that is told, and nothing was removed
+        assert (folder_of(path) / "commit_success.txt").exists()
+
+
 def test_damage_is_told(place: Bucket) -> None:
     path = f"{place.location}/ckpt"
     save(place.endpoint, path, 1, use_ocdbt=False, use_compression=False)

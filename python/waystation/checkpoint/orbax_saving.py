@@ -251,17 +251,22 @@ class OrbaxLayout:
     ) -> None:
         """See `StoreLayout`."""
         handled = {name: checksums.Listed(False, dict(files)) for name, files in made.items()}
-        files = self._metadata_files(save, attempt.path, told, handled)
+        files = self._metadata_files(save, attempt.path, told, handled, attempt.id)
         committed = files.pop(os.path.join(attempt.path, names.COMMIT_SUCCESS))
         attempt.write_last(list(files.items()))
         check()
         attempt.publish(committed)
 
     def _metadata_files(
-        self, save: Save, path: str, told: Sequence[bytes], handled: Mapping[str, checksums.Listed]
+        self,
+        save: Save,
+        path: str,
+        told: Sequence[bytes],
+        handled: Mapping[str, checksums.Listed],
+        attempt_id: str = "",
     ) -> dict[str, bytes]:
         """What is written last of the checkpoint at a path: what its files of data mean, and what vouches for
-        all files."""
+        all files. The file that commits names the attempt, where that tells it from others."""
         states = list(self._planned.values())
         parts = [[part] for part in self._written]
         if save.writer.process_count > 1:
@@ -273,10 +278,12 @@ class OrbaxLayout:
             made = _files_of(save, planned, own)
             files |= {os.path.join(path, planned.name, file): content for file, content in made.items()}
             listed[planned.name] = _listed(planned, own, made)
-        of_all = self._files_of_all(save, listed)
+        of_all = self._files_of_all(save, listed, attempt_id)
         return files | {os.path.join(path, file): content for file, content in of_all.items()}
 
-    def _files_of_all(self, save: Save, listed: Mapping[str, checksums.Listed]) -> dict[str, bytes]:
+    def _files_of_all(
+        self, save: Save, listed: Mapping[str, checksums.Listed], attempt_id: str
+    ) -> dict[str, bytes]:
         """The files of the checkpoint itself, of which one vouches for all others."""
         handlers = dict.fromkeys(self._planned, PYTREE_HANDLER)
         registry = save.options.checkpointables.registry
@@ -287,8 +294,9 @@ class OrbaxLayout:
             commit_timestamp_nsecs=time.time_ns(),
             custom_metadata=save.custom_metadata or {},
         )
+        committed = f"Checkpoint commit was successful to {save.target} {attempt_id}".rstrip()
         top = {
-            names.COMMIT_SUCCESS: f"Checkpoint commit was successful to {save.target}".encode(),
+            names.COMMIT_SUCCESS: committed.encode(),
             names.INDICATOR: checksums.INDICATOR,
         }
         digests = {name: Digest.of(content) for name, content in top.items()}

@@ -113,7 +113,9 @@ def mirror(
     if origin == target:
         raise InvalidInput(f"'{origin}' cannot be a mirror of itself; give another path", path=origin)
     if is_checkpoint(origin):
-        raise InvalidInput(f"'{origin}' is a checkpoint itself; copy it by waystation.copy", path=origin)
+        raise InvalidInput(
+            f"'{origin}' is a checkpoint itself; copy it by waystation.copy, or 'waystation cp'", path=origin
+        )
     if not storage.is_directory(origin):
         raise NotFound(f"there is no directory '{origin}'", path=origin)
     with Bandwidth(bytes_per_second) as bandwidth:

@@ -88,9 +88,9 @@ class StoreAttempt:
         if removes_dead:
             calls.append(self.remove_others)
         try:
-            storage.side_by_side(target, _call, calls)
+            storage.side_by_side(target, call_it, calls)
         except BaseException:
-            with _warned(f"the lease of a save to '{target}' that did not begin"):
+            with warned(f"the lease of a save to '{target}' that did not begin"):
                 for lease in leases:
                     lease.remove()
             raise
@@ -98,7 +98,7 @@ class StoreAttempt:
 
     def remove_others(self) -> None:
         """Removes what dead attempts have left at the path."""
-        with _warned(f"what killed saves have left of '{self.target}'"):
+        with warned(f"what killed saves have left of '{self.target}'"):
             remove_dead(self.target, besides=self.id)
 
     def write_last(self, files: Sequence[tuple[str, bytes]]) -> None:
@@ -115,7 +115,7 @@ class StoreAttempt:
             self._lease.renew,
             self._give_way_to_collectors,
         ]
-        storage.side_by_side(self.target, _call, calls)
+        storage.side_by_side(self.target, call_it, calls)
 
     def _give_way_to_collectors(self) -> None:
         deadline = time.monotonic() + _COLLECTED_WITHIN_S
@@ -162,12 +162,12 @@ class StoreAttempt:
         if self._lease.may_have_run_out:
             self._check_alive(content)
         replaced = () if self._replaced is None else self._replaced.directories
-        with _warned(f"what is not needed of '{self.target}' any more"):
+        with warned(f"what is not needed of '{self.target}' any more"):
             calls: list[Callable[[], object]] = [
                 self._lease.remove,
                 *(partial(_remove, self.target, [name]) for name in replaced),
             ]
-            storage.side_by_side(self.target, _call, calls)
+            storage.side_by_side(self.target, call_it, calls)
             if self._replaced is not None and not replaced:
                 remove_dead(self.target)  # what the damaged record has named
 
@@ -191,7 +191,7 @@ class StoreAttempt:
         if self._owner.is_here:
             self._lease.end()
             if not self._may_be_committed:
-                with _warned(f"the lease of a copy to '{self.target}' that did not end"):
+                with warned(f"the lease of a copy to '{self.target}' that did not end"):
                     self._lease.remove()
 
     def discard(self) -> None:
@@ -201,19 +201,20 @@ class StoreAttempt:
         self._lease.end()
         if self._may_be_committed:
             return  # whoever saves there once the lease has run out finds out, and removes what is not needed
-        with _warned(f"what a failed save has written to '{self.target}'"):
+        with warned(f"what a failed save has written to '{self.target}'"):
             for entry in storage.entries_or_none(self.target):
                 if names.mover(entry.name) == self.id:
                     storage.remove_tree(os.path.join(self.target, entry.name))
             storage.remove_tree(self.path)
 
 
-def _call(call: Callable[[], object]) -> None:
+def call_it(call: Callable[[], object]) -> None:
+    """Calls it: what is done side by side is given so."""
     call()
 
 
 @contextlib.contextmanager
-def _warned(what: str) -> Iterator[None]:
+def warned(what: str) -> Iterator[None]:
     """For removals: how the save itself has ended says more. What stays is removed by the next one."""
     try:
         yield

@@ -14,21 +14,17 @@ one says that the file is damaged.
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 from waystation import _forks, storage
-from waystation._errors import Conflict, WaystationError
-from waystation.layouts.native.in_store import leftover, youngest_ns
+from waystation._errors import Conflict
+from waystation.layouts.native.in_store import call_it, leftover, warned, youngest_ns
 from waystation.layouts.orbax import names
 from waystation.storage.attempts import Leftover, new_attempt_id
 from waystation.storage.leases import is_mark
 from waystation.storage.signs_of_life import EXPIRES_S
 from waystation.storage.store_leases import Lease, end_if_dead, has_run_out, read_lease
-
-_log = logging.getLogger("waystation")
 
 
 class OrbaxStoreAttempt:
@@ -40,6 +36,7 @@ class OrbaxStoreAttempt:
 
     Attributes:
         path: Where files are written: the target itself.
+        id: What tells it from other attempts.
 
     Raises:
         Conflict: Another save writes there, or was killed less than ten minutes ago.
@@ -49,21 +46,21 @@ class OrbaxStoreAttempt:
 
     def __init__(self, target: str, metadata: bytes) -> None:
         self.path = target
-        self._id = new_attempt_id()
+        self.id = new_attempt_id()
         self._owner = _forks.Owner()
         self._may_be_committed = False
-        self._lease = Lease(_lease_of(target, self._id))
+        self._lease = Lease(_lease_of(target, self.id))
         try:
             self._claim(metadata)
         except BaseException:
-            with _warned(f"the lease of a save to '{target}' that did not begin"):
+            with warned(f"the lease of a save to '{target}' that did not begin"):
                 self._lease.remove()
             raise
 
     def _claim(self, metadata: bytes) -> None:
         file = os.path.join(self.path, names.CHECKPOINT_METADATA)
         try:
-            storage.of(file).create(file, metadata, self._id)
+            storage.of(file).create(file, metadata, self.id)
         except Conflict as error:
             raise taken(self.path) from error
 
@@ -74,10 +71,11 @@ class OrbaxStoreAttempt:
             Conflict: Another process has taken this one for dead.
         """
         calls = [lambda: storage.of(self.path).write_files(files), self._lease.renew]
-        storage.side_by_side(self.path, _call, calls)
+        storage.side_by_side(self.path, call_it, calls)
 
     def publish(self, content: bytes) -> None:
-        """Commits, by a file with this content.
+        """Commits, by a file with this content, which no other attempt has: so an answer that was lost is
+        told from another writer's success.
 
         Raises:
             Conflict: Another process has taken this one for dead.
@@ -86,7 +84,7 @@ class OrbaxStoreAttempt:
         self._lease.renew_if_old()
         self._may_be_committed = True  # whatever ends the request, be it an interrupt
         try:
-            storage.of(file).create(file, content, self._id)
+            storage.of(file).create(file, content, self.id)
         except Conflict:
             self._may_be_committed = False
             raise
@@ -97,9 +95,11 @@ class OrbaxStoreAttempt:
             try:
                 self._lease.renew()
             except Conflict:
-                storage.remove_file(file)
+                # Another writer may have begun, and committed, since this was taken for dead.
+                if storage.read_file(file, limit_bytes=len(content) + 1) == content:
+                    storage.remove_file(file)
                 raise
-        with _warned(f"the lease of the save to '{self.path}'"):
+        with warned(f"the lease of the save to '{self.path}'"):
             self._lease.remove()
 
     def discard(self) -> None:
@@ -109,22 +109,10 @@ class OrbaxStoreAttempt:
         self._lease.end()
         if self._may_be_committed:
             return  # whoever saves there once the lease has run out finds out
-        with _warned(f"what a failed save has written to '{self.path}'"):
+        with warned(f"what a failed save has written to '{self.path}'"):
+            self._lease.renew()  # else what is there is another writer's by now
             _remove_files(self.path, [entry.name for entry in storage.entries_or_none(self.path)])
-            storage.remove_tree(_lease_of(self.path, self._id))
-
-
-def _call(call: Callable[[], object]) -> None:
-    call()
-
-
-@contextlib.contextmanager
-def _warned(what: str) -> Iterator[None]:
-    """For removals: how the save itself has ended says more. What stays is removed by the next one."""
-    try:
-        yield
-    except WaystationError as error:
-        _log.warning("%s could not be removed: %s", what, error)
+            storage.remove_tree(_lease_of(self.path, self.id))
 
 
 def _lease_of(target: str, attempt_id: str) -> str:
