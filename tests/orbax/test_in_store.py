@@ -197,12 +197,36 @@ def test_one_of_two_writers_wins(place: Bucket) -> None:
 
     with (
         proxy(place.endpoint, overtake) as between,
-        pytest.raises(Conflict, match="another save writes"),
+        pytest.raises(Conflict, match="another process saves"),
     ):
         save(between.endpoint, path, 1)
     assert second == [0]
     check(waystation.load(path), 2)
     assert not [name for name in place.names() if ".waystation-tmp" in name]
+
+
+def refused(endpoint: str, path: str) -> None:
+    with pytest.raises(Conflict, match="or deletes there"):
+        save(endpoint, path, 2)
+
+
+def test_a_save_gives_way_to_a_deletion_that_goes_on(place: Bucket) -> None:
+    path = f"{place.location}/ckpt"
+    save(place.endpoint, path, 1)
+    beside: list[int] = []
+
+    def overtake(_: int) -> str:
+        if (
+            not beside and not (folder_of(path) / "_CHECKPOINT_METADATA").exists()
+        ):  # all but the mark has gone
+            beside.append(run(refused, place.endpoint, path))
+        return PASS
+
+    with proxy(place.endpoint, overtake) as between, context(between.endpoint):
+        waystation.delete(path)
+    assert beside == [0]
+    save(place.endpoint, path, 2)
+    check(waystation.load(path), 2)
 
 
 def take_over(endpoint: str, path: str) -> None:

@@ -221,9 +221,10 @@ class StoreLeases:
         return len(remove_dead_marks(checkpoint, found)) < len(found)
 
 
-def is_condemned(checkpoint: str) -> bool:
-    """Whether a process that may be alive has condemned a checkpoint."""
-    found = [entry.name for entry in storage.entries_or_none(checkpoint) if entry.name.startswith(CONDEMNED)]
+def is_condemned(checkpoint: str, *, besides: str | None = None) -> bool:
+    """Whether a process that may be alive has condemned a checkpoint, by another mark than `besides`."""
+    names_there = [entry.name for entry in storage.entries_or_none(checkpoint)]
+    found = [name for name in names_there if name.startswith(CONDEMNED) and name != besides]
     return len(remove_dead_marks(checkpoint, found)) < len(found)
 
 

@@ -14,17 +14,18 @@ one says that the file is damaged.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from waystation import _forks, storage
 from waystation._errors import Conflict
 from waystation.layouts.native.in_store import call_it, leftover, warned, youngest_ns
 from waystation.layouts.orbax import names
 from waystation.storage.attempts import Leftover, new_attempt_id
-from waystation.storage.leases import is_mark
+from waystation.storage.leases import CONDEMNED, is_mark
 from waystation.storage.signs_of_life import EXPIRES_S
-from waystation.storage.store_leases import Lease, end_if_dead, has_run_out, read_lease
+from waystation.storage.store_leases import Lease, end_if_dead, has_run_out, is_condemned, read_lease
 
 
 class OrbaxStoreAttempt:
@@ -58,6 +59,8 @@ class OrbaxStoreAttempt:
             raise
 
     def _claim(self, metadata: bytes) -> None:
+        if is_condemned(self.path):
+            raise taken(self.path)
         file = os.path.join(self.path, names.CHECKPOINT_METADATA)
         try:
             storage.of(file).create(file, metadata, self.id)
@@ -128,8 +131,9 @@ def is_unfinished(present: Collection[str]) -> bool:
 def taken(target: str) -> Conflict:
     """The error of a save to a path at which another one has begun."""
     return Conflict(
-        f"another save writes '{target}', or was killed there less than {EXPIRES_S / 60:g} minutes ago, and "
-        "Orbax's layouts leave room for one; wait for it, or save to another path",
+        f"another process saves to '{target}' or deletes there, or was killed there less than "
+        f"{EXPIRES_S / 60:g} minutes ago, and Orbax's layouts leave room for one; wait for it, or save to "
+        "another path",
         path=target,
     )
 
@@ -141,19 +145,35 @@ def remove_unfinished(target: str) -> bool:
     Somebody may be copying a checkpoint to this place, file by file. So what has no lease has to have run
     out, by its youngest file.
     """
-    present = [entry.name for entry in storage.entries_or_none(target)]
-    if not is_unfinished(present):
+    if not is_unfinished([entry.name for entry in storage.entries_or_none(target)]):
         return False
-    leases = [os.path.join(target, name) for name in present if storage.names.attempt_id(name) is not None]
-    if not all(map(end_if_dead, leases)):
-        return False
-    if not leases and not _have_run_out(target, present):
-        return False
-    if storage.is_there(os.path.join(target, names.COMMIT_SUCCESS)):
-        return False
-    _remove_files(target, present)
-    storage.side_by_side(target, storage.remove_tree, leases)
+    with _removing(target) as mark:
+        present = [entry.name for entry in storage.entries_or_none(target)]
+        owners = [name for name in present if storage.names.attempt_id(name) is not None]
+        leases = [os.path.join(target, name) for name in owners]
+        if is_condemned(target, besides=mark) or not all(map(end_if_dead, leases)):
+            return False
+        if not leases and not _have_run_out(target, present):
+            return False
+        if storage.is_there(os.path.join(target, names.COMMIT_SUCCESS)):
+            return False
+        _remove_files(target, present)
+        storage.side_by_side(target, storage.remove_tree, leases)
     return True
+
+
+@contextlib.contextmanager
+def _removing(target: str) -> Iterator[str]:
+    """Shows that files are being removed whose names the next save would use; gives the name of the mark. A
+    save has its lease before it looks for marks, and a removal of leftovers its mark before it looks for
+    leases, so one of two sees the other."""
+    name = f"{CONDEMNED}{new_attempt_id()}"
+    mark = Lease(os.path.join(target, name))
+    try:
+        yield name
+    finally:
+        with warned(f"the mark of a removal at '{target}'"):
+            mark.remove()
 
 
 def _have_run_out(target: str, present: Sequence[str]) -> bool:
@@ -170,8 +190,11 @@ def _remove_files(target: str, present: Sequence[str]) -> None:
 
 def withdraw(target: str) -> None:
     """Removes a checkpoint: it is gone in one act, whatever happens to the removal of its files."""
-    storage.remove_file(os.path.join(target, names.COMMIT_SUCCESS))
-    _remove_files(target, [entry.name for entry in storage.entries_or_none(target)])
+    with _removing(target):
+        committed = os.path.join(target, names.COMMIT_SUCCESS)
+        if storage.is_there(committed):  # else another process has removed it, and one may be saving here
+            storage.remove_file(committed)
+            _remove_files(target, [entry.name for entry in storage.entries_or_none(target)])
 
 
 def leftovers(target: str) -> list[Leftover]:
