@@ -8,8 +8,6 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-import signal
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from tests.orbax import oracle
 from tests.orbax.test_write import LAYOUTS
 from tests.support import programs
 from tests.support.long import IS_LONG
-from tests.support.s3 import PASS, REFUSE, Bucket, bucket, context, folder_of, proxy
+from tests.support.s3 import PASS, Bucket, bucket, context, folder_of, killed_at, proxy
 
 import waystation
 from waystation import training
@@ -136,35 +134,13 @@ def run(call: Callable[..., None], *arguments: object) -> int:
     return process.exitcode
 
 
-def killed_at(place: Bucket, path: str, number: int) -> bool:
-    """Has another process save the state 2, and kills it as it makes a request; False if there are not so
-    many."""
-    started = threading.Event()
-
-    def kill(request: int) -> str:
-        assert started.wait(programs.HANG_S)
-        if request < number:
-            return PASS
-        if request == number:
-            os.kill(process.pid or 0, signal.SIGKILL)
-        return REFUSE  # also what it had sent before it was killed
-
-    with proxy(place.endpoint, kill) as between:
-        process = programs.context.Process(target=save, args=(between.endpoint, path, 2), daemon=True)
-        process.start()
-        started.set()
-        process.join(programs.HANG_S)
-        assert process.exitcode in (0, -signal.SIGKILL)
-        return process.exitcode != 0
-
-
 def test_killed_before_any_request_a_save_is_whole_or_invisible(
     place: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcomes = []
     for number in itertools.count(1, 1 if IS_LONG else 3):
         path = f"{place.location}/{number}"
-        was_killed = killed_at(place, path, number)
+        was_killed = killed_at(place, number, save, path, 2)
         outcomes.append(waystation.is_checkpoint(path))
         if outcomes[-1]:
             check(waystation.load(path), 2)

@@ -36,6 +36,7 @@ from tests.support.s3 import (
     bucket,
     context,
     folder_of,
+    killed_at,
     proxy,
     settings,
 )
@@ -450,30 +451,6 @@ def test_no_settings_are_shown() -> None:
 # ---- killed between requests -------------------------------------------------------------------
 
 
-def killed_at(place: Bucket, path: str, number: int, *, overwrite: bool) -> bool:
-    """Has another process save the state 2, and kills it as it makes a request; False if there are not so
-    many."""
-    started = threading.Event()
-
-    def kill(request: int) -> str:
-        assert started.wait(programs.HANG_S)
-        if request < number:
-            return PASS
-        if request == number:
-            os.kill(process.pid or 0, signal.SIGKILL)
-        return REFUSE  # also what it had sent before it was killed
-
-    with proxy(place.endpoint, kill) as between:
-        process = programs.context.Process(
-            target=save, args=(between.endpoint, path, 2, overwrite), daemon=True
-        )
-        process.start()
-        started.set()
-        process.join(programs.HANG_S)
-        assert process.exitcode in (0, -signal.SIGKILL)
-        return process.exitcode != 0
-
-
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_killed_before_any_request_a_save_leaves_the_old_checkpoint_or_the_new(
     place: Bucket, overwrite: bool, monkeypatch: pytest.MonkeyPatch
@@ -484,7 +461,7 @@ def test_killed_before_any_request_a_save_leaves_the_old_checkpoint_or_the_new(
         with place.context():
             if overwrite:
                 waystation.save(path, state_of(1))
-            was_killed = killed_at(place, path, number, overwrite=overwrite)
+            was_killed = killed_at(place, number, save, path, 2, overwrite)
             found = value_of(waystation.load(path)) if waystation.is_checkpoint(path) else None
             outcomes.append(found)
             assert found in ((1, 2) if overwrite else (None, 2))
@@ -504,7 +481,7 @@ def test_killed_before_any_request_a_save_leaves_the_old_checkpoint_or_the_new(
 
 def test_what_may_be_alive_is_left_alone(place: Bucket) -> None:
     path = f"{place.location}/ckpt"
-    assert killed_at(place, path, 12, overwrite=False)
+    assert killed_at(place, 12, save, path, 2, False)
     left = place.names()
     assert left
     with place.context():

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import programs
 from tests.support.ports import claimed_ports
 from tests.support.programs import HANG_S
 
@@ -259,3 +261,25 @@ def proxy(endpoint: str, on_request: Callable[[int], str] = lambda _: PASS) -> I
         made._server.shutdown()
         made._thread.join(HANG_S)
         made._server.server_close()
+
+
+def killed_at(place: Bucket, number: int, call: Callable[..., None], *arguments: object) -> bool:
+    """Has another process call `call(endpoint, *arguments)`, and kills it as it makes a request; False if
+    there are not so many."""
+    started = threading.Event()
+
+    def kill(request: int) -> str:
+        assert started.wait(HANG_S)
+        if request < number:
+            return PASS
+        if request == number:
+            os.kill(process.pid or 0, signal.SIGKILL)
+        return REFUSE  # also what it had sent before it was killed
+
+    with proxy(place.endpoint, kill) as between:
+        process = programs.context.Process(target=call, args=(between.endpoint, *arguments), daemon=True)
+        process.start()
+        started.set()
+        process.join(HANG_S)
+        assert process.exitcode in (0, -signal.SIGKILL)
+        return process.exitcode != 0
