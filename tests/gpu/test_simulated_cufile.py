@@ -22,10 +22,14 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).parent
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", autouse=True)
+def no_device() -> None:
     if _native.devices():
         pytest.skip("this machine has a CUDA device")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return simulated_driver.build_with_cufile(tmp_path_factory.mktemp("driver"))
 
 

@@ -12,9 +12,11 @@ host memory in batches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -25,7 +27,7 @@ from jax.sharding import SingleDeviceSharding
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import CastRule, DeviceArrays, Target
 from waystation.frameworks.jax_dtypes import WIDE, jax_dtype, wide_enabled
-from waystation.frameworks.jax_targets import Placement, narrowed
+from waystation.frameworks.jax_targets import Placement, narrowed, wide_mode
 from waystation.grid import volume
 
 _INDEX_LIMIT = 1 << 31  # of positions, which are counted in 32 bits
@@ -112,8 +114,14 @@ class PieceWriter:
         part = self._parts[number]
         if part is None:
             shape = self._target.boxes[self._place.box_numbers[number]][1]
-            part = jnp.zeros(shape, self._dtype, device=self._sharding(device))
+            part = _zeros(shape, self._dtype, self._sharding(device))()
         return part
+
+    @property
+    def kind(self) -> Hashable:
+        """Arrays of one kind are made by the same programs."""
+        shapes = tuple(self._target.boxes[number][1] for number in self._place.box_numbers)
+        return shapes, self._dtype, tuple(self._place.devices), self._place.committed
 
     def _sharding(self, device: Any) -> SingleDeviceSharding | None:
         """None for arrays that are merely where JAX puts arrays by default."""
@@ -124,6 +132,32 @@ class PieceWriter:
             nullcontext() if self._place.committed else jax.default_device(device)
         )
         return manager
+
+
+@lru_cache(maxsize=1024)
+def _zeros(shape: tuple[int, ...], dtype: Any, sharding: SingleDeviceSharding | None) -> Callable[[], Any]:
+    """A program that makes zeros; JAX compiles it when it is first called, once for each kind of array."""
+    placed: dict[str, Any] = {} if sharding is None else {"out_shardings": sharding}
+    return jax.jit(lambda: jnp.zeros(shape, dtype), **placed)
+
+
+def _with_parts(writers: Sequence[PieceWriter]) -> list[list[Any]]:
+    """The zeros of all writers.
+
+    A new kind of array costs tens of milliseconds of compiling. Threads make the first arrays of all kinds,
+    so that JAX compiles for several kinds at once.
+    """
+    firsts = list({writer.kind: writer for writer in writers}.values())
+    wide = wide_enabled()  # a setting of the thread
+
+    def make(writer: PieceWriter) -> None:
+        with wide_mode(wide):
+            writer.parts()
+
+    if len(firsts) > 1:
+        with ThreadPoolExecutor(min(len(firsts), os.cpu_count() or 1)) as threads:
+            list(threads.map(make, firsts))
+    return [writer.parts() for writer in writers]
 
 
 @partial(jax.jit, donate_argnums=0)
@@ -161,7 +195,7 @@ class _DeviceArrays:
     def __init__(self, targets: Sequence[Target]) -> None:
         writers = [PieceWriter(target) for target in targets]
         self._writers: list[PieceWriter | None] = [*writers]
-        own = [writer.parts() for writer in writers]
+        own = _with_parts(writers)
         jax.block_until_ready(own)
         self.regions: list[tuple[int, int, int]] = []
         self.places: list[list[tuple[int, int]]] = []

@@ -333,7 +333,7 @@ def _elsewhere(target: Target) -> Any:
 def _put_publicly(targets: Sequence[Target], boxes: Sequence[list[Any]]) -> list[Any]:
     if not targets:
         return []
-    with _wide_mode(targets[0].placement.wide):
+    with wide_mode(targets[0].placement.wide):
         parts = _put_parts(targets, boxes)
         made = []
         for target, own in zip(targets, boxes, strict=True):
@@ -374,7 +374,8 @@ def _put_parts(targets: Sequence[Target], boxes: Sequence[list[Any]]) -> Any:
     return iter([put[group][number] for group, number in order])
 
 
-def _wide_mode(wide: bool) -> AbstractContextManager[Any]:
+def wide_mode(wide: bool) -> AbstractContextManager[Any]:
+    """Has JAX keep 64-bit dtypes, or narrow them, in this thread."""
     # JAX before 0.8 has it among the experiments only.
     owner: Any = jax if hasattr(jax, "enable_x64") else importlib.import_module("jax.experimental")
     mode: AbstractContextManager[Any] = owner.enable_x64(wide)
