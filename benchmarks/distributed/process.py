@@ -24,6 +24,7 @@ from benchmarks.distributed import models, systems
 from benchmarks.distributed.models import AXES, Mesh, Sharded
 from benchmarks.distributed.systems import Chunking, Library
 from benchmarks.measure import Meter
+from benchmarks.storage.systems import reach
 
 Facts = dict[str, Any]
 
@@ -39,7 +40,8 @@ class Request(processes.Request):
         mesh: Over which devices the arrays are spread, process by process.
         devices: Of all processes together; more than the mesh has where a part of them is used.
         processes: How many there are.
-        path: Of the checkpoint.
+        path: Of the checkpoint: a directory, or a location beneath a bucket.
+        endpoint: Of the server that has the bucket.
         chunking: How arrays are to be cut when they are saved, by name.
         settings: Options of Waystation by their dotted names; `{process}` in a text becomes the number of
             the process.
@@ -58,6 +60,7 @@ class Request(processes.Request):
     settings: dict[str, Any] = field(default_factory=dict)
     quick: bool = False
     verify_all: bool = False
+    endpoint: str = ""
     process: int = 0
     coordinator: str = ""
     ready: int = -1
@@ -83,6 +86,8 @@ def end_with(request: Request, work: Callable[[], Facts]) -> None:
 def run(request: Request) -> Facts:
     """Measures; returns when the operation began and ended, counts, and what the library says."""
     connect(request)
+    if request.endpoint:
+        reach(request.endpoint)
     settings = {
         name: value.format(process=request.process) if isinstance(value, str) else value
         for name, value in request.settings.items()
@@ -94,7 +99,7 @@ def run(request: Request) -> Facts:
     warming = {name: True if value is None else value for name, value in settings.items()}
     warm_up(systems.prepare(request.system, request.chunking, warming), request)
     library.statistics.clear()
-    meter, path = Meter(), Path(request.path)
+    meter, path = Meter(), request.path if request.endpoint else Path(request.path)
     loaded = None
     with meter.running():
         begin_s = begin(request)

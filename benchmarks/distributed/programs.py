@@ -102,6 +102,8 @@ def _state_bytes(request: Request) -> int:
 
 
 def _settle_cache(request: Request) -> dict[str, Any]:
+    if request.endpoint:
+        return {"cache": "of the server"}
     if request.operation == "load":
         return {"cache": measure.make_cold(Path(request.path), quick=request.quick)}
     if request.operation == "load-warm":

@@ -46,7 +46,7 @@ def _save(session: Session, case: Case, repetition: int, processes: int) -> None
         session.run(case, repetition, replace(save_request(session, path, processes), settings=settings))
 
 
-def save_request(session: Session, path: Path, processes: int) -> Request:
+def save_request(session: Session, path: Path | str, processes: int) -> Request:
     """A save of a state of which every process holds a replica."""
     return Request(
         system="waystation",

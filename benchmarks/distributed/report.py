@@ -8,18 +8,19 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.distributed import broadcast, disk, limits, replicas, reshard, throttles
+from benchmarks.distributed import broadcast, disk, limits, readers, replicas, reshard, throttles
 from benchmarks.distributed.models import TOPOLOGIES
 from benchmarks.experiments import show_failures, targets_of
 from benchmarks.report import format_bytes, show_machine, show_targets
 from benchmarks.rounds import Case, Results, mean_and_deviation
 from benchmarks.targets import Line
 
-EXPERIMENTS = {module.NAME: module for module in (reshard, replicas, broadcast, disk)}
+EXPERIMENTS = {module.NAME: module for module in (reshard, replicas, broadcast, readers, disk)}
 TITLES = {
     reshard.NAME: "Loads over other meshes, cold and verified",
     replicas.NAME: "Saves of what every process holds",
     broadcast.NAME: "Loads of what every process needs, from a slow store",
+    readers.NAME: "Loads of what every process needs, from an object store of few requests a second",
     disk.NAME: "Processes that save together, and the limit of their disk",
 }
 HEADINGS = (
@@ -29,6 +30,7 @@ HEADINGS = (
     "worst, s",
     "of the limit",
     "read / needed",
+    "requests",
     "memory grows, MiB",
 )
 MIB = 1 << 20
@@ -50,6 +52,7 @@ def show(document: dict[str, Any], console: Console) -> list[Line]:
         if cases:
             _show_cases(name, cases, results, console)
     _show_model(results, console)
+    _show_readers(results, console)
     show_failures(results, console)
     lines = evaluate(results)
     show_targets(lines, console)
@@ -81,6 +84,7 @@ def _show_cases(name: str, cases: list[Case], results: Results, console: Console
             f"{series.worst:.3f}",
             _share_of_limit(case, results),
             _read_ratio(case, results),
+            f"{requests.median:.0f}" if (requests := results.series(case, "requests")) else "",
             f"{grown.worst / MIB:,.0f}" if grown else "",
         )
     console.print(table)
@@ -126,6 +130,26 @@ def _show_model(results: Results, console: Console) -> None:
         f"The model: the store's time for all that is read, {own:.2f} s of each load's own, and "
         f"{sending:.2f} s to send the state on, as measured at {broadcast.COUNTS[-1]} replicas, whatever "
         "their number.\n",
+        highlight=False,
+    )
+
+
+def _show_readers(results: Results, console: Console) -> None:
+    model = readers.model_of(results)
+    if model is None:
+        return
+    title = f"A store of {readers.REQUESTS_PER_S} requests/s, modelled from the medians, s"
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for heading in ("readers", "everyone reads", "broadcast", "x faster"):
+        table.add_column(heading, justify="right")
+    for count in readers.MODELLED:
+        read, sent = model.seconds(count, broadcast=False), model.seconds(count, broadcast=True)
+        table.add_row(str(count), f"{read:.2f}", f"{sent:.2f}", f"{read / sent:.1f}x")
+    console.print(table)
+    console.print(
+        f"The model: {model.alone_requests:.1f} requests of each reader, or {model.shared_requests:.1f} of "
+        f"all and {model.own_requests:.1f} of each; {model.everyone_s:.2f} s and {model.broadcast_s:.2f} s "
+        f"beyond the store's time, as measured by {readers.COUNTS[-1]}.\n",
         highlight=False,
     )
 

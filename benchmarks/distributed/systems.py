@@ -30,8 +30,8 @@ class Library:
         statistics: What the library says of each load, in order; of a silent one nothing.
     """
 
-    save: Callable[[Path, Any], None]
-    load: Callable[[Path, Any], Any]
+    save: Callable[[Path | str, Any], None]
+    load: Callable[[Path | str, Any], Any]
     statistics: list[Any] = field(default_factory=list)
 
 
@@ -103,8 +103,10 @@ def _orbax(chunking: dict[str, Chunking], *, plain: bool) -> Library:
     return Library(_within(context, v1.save), _within(context, v1.load))
 
 
-def _within(context: AbstractContextManager[Any], function: Callable[..., Any]) -> Callable[[Path, Any], Any]:
-    def call(path: Path, state: Any) -> Any:
+def _within(
+    context: AbstractContextManager[Any], function: Callable[..., Any]
+) -> Callable[[Path | str, Any], Any]:
+    def call(path: Path | str, state: Any) -> Any:
         with context:
             return function(path, state)
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.processes import ROOT
@@ -71,11 +72,44 @@ def delayed(port: int, round_trip_s: float) -> Iterator[int]:
     if not round_trip_s:
         yield port
         return
-    command = [sys.executable, "-m", "benchmarks.storage.delay", str(port), str(round_trip_s)]
+    with _link(port, str(round_trip_s)) as link:
+        yield link.port
+
+
+@contextlib.contextmanager
+def throttled(port: int, requests_per_s: float) -> Iterator[Throttled]:
+    """A link to a server that lets a bounded number of requests through each second."""
+    with _link(port, "0", str(requests_per_s)) as link:
+        yield link
+
+
+@dataclass(slots=True)
+class Throttled:
+    """A link that counts requests.
+
+    Attributes:
+        port: Where it is reached.
+    """
+
+    port: int
+    _link: subprocess.Popen[str]
+
+    def requests(self) -> int:
+        """How many there have been."""
+        assert self._link.stdin is not None
+        assert self._link.stdout is not None
+        self._link.stdin.write("\n")
+        self._link.stdin.flush()
+        return int(self._link.stdout.readline())
+
+
+@contextlib.contextmanager
+def _link(*arguments: object) -> Iterator[Throttled]:
+    command = [sys.executable, "-m", "benchmarks.storage.delay", *map(str, arguments)]
     link = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert link.stdout is not None
-        yield int(link.stdout.readline())
+        yield Throttled(int(link.stdout.readline()), link)
     finally:
         link.kill()
         link.communicate()

@@ -8,15 +8,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.distributed import broadcast, disk, limits, models, programs, replicas, reshard, throttles
+from benchmarks.distributed import (
+    broadcast,
+    disk,
+    limits,
+    models,
+    programs,
+    readers,
+    replicas,
+    reshard,
+    throttles,
+)
 from benchmarks.distributed.broadcast import Model
 from benchmarks.distributed.models import TOPOLOGIES
 from benchmarks.distributed.process import Request
 from benchmarks.distributed.report import evaluate
 from benchmarks.distributed.session import Session
 from benchmarks.rounds import Case, Results
+from benchmarks.storage import server
 from benchmarks.targets import Line
 from tests.support import benchmark_processes
+from tests.support.long import only_long
 
 from waystation import _native
 
@@ -211,3 +223,52 @@ def test_what_failed_is_kept_with_its_reason(tmp_path: Path) -> None:
     assert told == [case]
     assert Results(session.document).series(case) is None
     assert "for a test" in (tmp_path / "results.json").read_text()
+
+
+# ---- readers of a store ------------------------------------------------------------------------
+
+
+def readers_document() -> dict[str, Any]:
+    """Loads at 40 requests a second that took 0.5 s beyond the store's time."""
+    requests = {
+        (readers.EVERYONE, 2): 40, (readers.BROADCAST, 2): 24,
+        (readers.EVERYONE, 8): 160, (readers.BROADCAST, 8): 36,
+    }  # fmt: skip
+    return {
+        "runs": [
+            {
+                "experiment": readers.NAME,
+                "subject": readers.subject_of(count),
+                "system": manner,
+                "operation": readers.OPERATION,
+                "round": 0,
+                "status": "ok",
+                "requests": number,
+                "seconds": number / readers.REQUESTS_PER_S + 0.5,
+            }
+            for (manner, count), number in requests.items()
+        ]
+    }
+
+
+def test_the_model_of_readers_agrees_with_what_was_measured_and_counts_requests() -> None:
+    model = readers.model_of(Results(readers_document()))
+    assert model is not None
+    assert (model.alone_requests, model.shared_requests, model.own_requests) == (20, 20, 2)
+    assert model.seconds(8, broadcast=False) == pytest.approx(4.5)
+    assert model.seconds(8, broadcast=True) == pytest.approx(1.4)
+    assert model.seconds(32, broadcast=False) == pytest.approx(16.5)
+    assert model.seconds(32, broadcast=True) == pytest.approx(2.6)
+    faster = next(line for line in readers.evaluate(Results(readers_document())) if "faster" in line.text)
+    assert faster.reached
+
+
+@only_long
+@pytest.mark.skipif(server.PROGRAM is None, reason="versitygw is not installed")
+def test_readers_of_a_store_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "COUNTS", (2,))
+    session = session_in(tmp_path)
+    readers.measure(session, 0)
+    runs = session.document["runs"]
+    assert [run["status"] for run in runs] == ["ok"] * readers.count(session, 1)
+    assert all(run["requests"] > 0 for run in runs if run["operation"] == readers.OPERATION)

@@ -48,6 +48,26 @@ def received(end: socket.socket) -> bytes:
     return b"".join(parts)
 
 
+def test_a_throttled_link_counts_requests_and_lets_few_through_each_second() -> None:
+    request = b"GET /bench/checkpoint HTTP/1.1\r\n\r\n"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        server.throttled(listening.getsockname()[1], 1 / DELAY_S) as link,
+        socket.create_connection(("127.0.0.1", link.port), HANG_S) as near,
+    ):
+        far, _ = listening.accept()
+        begun = time.monotonic()
+        with far:
+            far.settimeout(HANG_S)
+            for number in range(4):
+                near.sendall(request)
+                assert far.recv(1 << 20) == request
+                assert link.requests() == number + 1
+                far.sendall(SENT[:100])
+                assert near.recv(1 << 20) == SENT[:100]
+        assert time.monotonic() - begun >= 3 * DELAY_S
+
+
 @pytest.mark.skipif(server.PROGRAM is None, reason="versitygw is not installed")
 def test_what_was_saved_to_the_store_is_loaded_byte_for_byte(tmp_path: Path) -> None:
     names = ["raw", "waystation"]
