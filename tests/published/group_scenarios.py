@@ -23,6 +23,7 @@ from waystation.grid import volume
 from waystation.safetensors import Divided, Joined, Only, load_in_group
 from waystation.safetensors.arriving import Arriving
 from waystation.safetensors.open_files import OpenFiles
+from waystation.transfers.statistics import LoadStatistics
 
 
 def bytes_of(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], bytes]:
@@ -73,6 +74,18 @@ def read(place: Place, model: Any, options: dict[str, Any]) -> tuple[int, int, d
             found = load_in_group(model, group=torch.distributed.group.WORLD, **options)
     held = sum(tensor.nbytes for tensor in found.values())
     return _native.throttle_usage(throttle)["bytes"], held, by_device
+
+
+def told(place: Place, model: Path, options: dict[str, Any]) -> tuple[list[LoadStatistics], int]:
+    """Loads a model; returns the statistics, and the bytes that this process holds."""
+    torch.set_num_threads(1)
+    place.connect()
+    seen: list[LoadStatistics] = []
+    context = waystation.Context()
+    context.array.loading.on_statistics = seen.append
+    with context:
+        found = load_in_group(model, group=torch.distributed.group.WORLD, **options)
+    return seen, sum(tensor.nbytes for tensor in found.values())
 
 
 def read_copies(place: Place, models: list[Path], options: dict[str, Any]) -> tuple[int, int, dict[int, int]]:

@@ -67,6 +67,18 @@ def test_choices_are_those_of_load(tmp_path: Path, model: Path) -> None:
         assert found == expected
 
 
+@pytest.mark.parametrize("send", [True, False])
+def test_statistics_tell_what_was_read_and_what_was_received(tmp_path: Path, model: Path, send: bool) -> None:
+    needed = 0
+    for (statistics,), held in values(tmp_path, 2, group_scenarios.told, model, {"send": send}):
+        assert statistics.path == str(model)
+        assert statistics.bytes_needed + statistics.bytes_received == held
+        assert (statistics.bytes_received > 0) == send
+        assert statistics.bytes_read >= statistics.bytes_needed
+        needed += statistics.bytes_needed
+    assert needed == held * (1 if send else 2)
+
+
 def test_a_process_alone_needs_no_group(model: Path) -> None:
     found = load_in_group(model, group=None, placement={"0.a": Divided(0)})
     assert bytes_of(found["0.a"]) == bytes_of(STATE["a"])

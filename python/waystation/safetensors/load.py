@@ -17,11 +17,13 @@ from typing import Any
 from waystation._arguments import require_function
 from waystation._errors import Conflict, Corrupt, NotFound
 from waystation.coordination import Session, collective
+from waystation.layouts.opened import ReadStatistics
 from waystation.safetensors import nesting
 from waystation.safetensors.choices import DType, Rename, Select
 from waystation.safetensors.handle import Tensors
 from waystation.safetensors.jax_collective import open_session, reshard
 from waystation.safetensors.making import Framework, Made, calling_arrays_tensors, codec_of
+from waystation.safetensors.open_files import OpenFiles
 from waystation.safetensors.request import Placing, Request, decide, options_of
 from waystation.safetensors.sources import Files
 from waystation.transfers.filling import Filling
@@ -291,16 +293,22 @@ def _load(request: Request, session: Session, progress: Progress) -> dict[str, A
 
 
 def _report(request: Request, filling: Filling, duration_s: float) -> None:
-    read = filling.reading.statistics
-    path = request.opened.headers[0].path if len(request.opened.headers) == 1 else request.opened.directory
-    statistics = LoadStatistics(
-        path,
+    statistics = statistics_of(request.opened, filling.reading.statistics, duration_s)
+    statistics.log()
+    give(statistics, request.options.array.loading.on_statistics, "array.loading.on_statistics")
+
+
+def statistics_of(
+    opened: OpenFiles, read: ReadStatistics, duration_s: float, bytes_received: int = 0
+) -> LoadStatistics:
+    """What a load of published files tells."""
+    return LoadStatistics(
+        opened.headers[0].path if len(opened.headers) == 1 else opened.directory,
         read.bytes_needed,
         read.bytes_read,
         duration_s,
+        bytes_received,
         first_touch_s=read.first_touch_s,
         cached_bytes=read.cached_bytes,
         repeated_requests=read.repeated_requests,
     )
-    statistics.log()
-    give(statistics, request.options.array.loading.on_statistics, "array.loading.on_statistics")

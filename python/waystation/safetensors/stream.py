@@ -18,6 +18,7 @@ from typing import Any
 
 from waystation._options import Options
 from waystation.frameworks.base import Codec
+from waystation.layouts.opened import ReadStatistics
 from waystation.safetensors.choices import DType, Rename, Select
 from waystation.safetensors.handle import Tensors
 from waystation.safetensors.making import Framework, Made, OpenedTensors, calling_arrays_tensors
@@ -105,7 +106,11 @@ def _stream(request: Request) -> Generator[tuple[str, Any], None, None]:
 
 
 def stream_arrays(
-    opened: OpenedTensors, codec: Codec, arrays: Sequence[Incoming], options: Options
+    opened: OpenedTensors,
+    codec: Codec,
+    arrays: Sequence[Incoming],
+    options: Options,
+    statistics: ReadStatistics | None = None,
 ) -> Generator[Any, None, None]:
     """Reads arrays and yields them in their order, see `stream`.
 
@@ -114,9 +119,11 @@ def stream_arrays(
         codec: What makes the arrays.
         arrays: Where they go, numbered in their order.
         options: How to read; they bound the memory.
+        statistics: Where what is read is counted.
     """
     progress = Progress()
-    filling = Filling(opened, options, progress, None, [(codec, list(arrays))], in_groups=True)
+    batches = [(codec, list(arrays))]
+    filling = Filling(opened, options, progress, None, batches, in_groups=True, statistics=statistics)
     made = Made(opened, len(arrays))
     streaming = _Streaming(opened, codec, filling, made)
     groups = _groups(arrays, filling.group_bytes, streaming.on_devices)

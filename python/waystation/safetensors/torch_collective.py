@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,11 +25,13 @@ from waystation.coordination import collective
 from waystation.frameworks import casts
 from waystation.frameworks.base import Codec
 from waystation.grid import Box, intersect, relative_to, slices_of_box, volume
+from waystation.layouts.opened import ReadStatistics
 from waystation.safetensors.choices import DType, Rename, Select, dtype_chooser
 from waystation.safetensors.composed import Composed, Composition
 from waystation.safetensors.group_plan import GroupPlan, Piece, Step
 from waystation.safetensors.handle import Tensors
 from waystation.safetensors.headers import Header
+from waystation.safetensors.load import statistics_of
 from waystation.safetensors.making import Made, Wanted, calling_arrays_tensors, codec_of, incoming_of
 from waystation.safetensors.open_files import OpenFiles
 from waystation.safetensors.placement import Joined, Placement, part_of, results_of
@@ -38,6 +41,7 @@ from waystation.safetensors.stream import stream_arrays
 from waystation.transfers.buffers import Incoming
 from waystation.transfers.filling import Filling
 from waystation.transfers.handle import Progress
+from waystation.transfers.statistics import give
 
 # Small tensors are sent together, and large ones that are divided in pieces of this size.
 _RUN_BYTES = 16 << 20
@@ -139,12 +143,17 @@ def load_in_group(
 
     with contextlib.closing(processes.open("load a published model in a group")) as session:
         (opened, plan, place), sends = collective.attempt(session, decide, describe, choose)
+    started_s = time.monotonic()
     loading = _Loading(opened, plan, options, codec, place, processes)
     processes.attempt(loading.read_own)
     if plan.sent and not sends:
         processes.attempt(loading.read_cached)
     elif plan.sent:
         loading.send(_less(options, _COPIES * run_bytes))
+    duration_s = time.monotonic() - started_s
+    statistics = statistics_of(opened, loading.statistics, duration_s, loading.bytes_received)
+    statistics.log()
+    give(statistics, options.array.loading.on_statistics, "array.loading.on_statistics")
     found = loading.found
     return {result.name: found[number] for number, result in enumerate(plan.results) if number in found}
 
@@ -183,6 +192,8 @@ class _Loading:
         self._processes = processes
         self._rank, self._size = processes.rank, processes.size
         self.found: dict[int, Any] = {}  # what this process gets, by the number of the result
+        self.statistics = ReadStatistics()
+        self.bytes_received = 0  # from other processes
 
     # ---- reading -------------------------------------------------------------------------------
 
@@ -205,7 +216,8 @@ class _Loading:
         composed = Composed(self._opened, list(compositions.values()), among)
         incoming = self._incoming(composed, list(compositions))
         made = Made(composed, len(incoming))
-        filling = Filling(composed, options, Progress(), None, [(self._codec, incoming)])
+        batches = [(self._codec, incoming)]
+        filling = Filling(composed, options, Progress(), None, batches, statistics=self.statistics)
         with calling_arrays_tensors():
             filling.finish(made)
         self.found |= zip(compositions, made.arrays, strict=True)
@@ -227,7 +239,7 @@ class _Loading:
         parts = [part_of(self._plan.source_of(piece), piece.box) for piece in pieces]
         composed = Composed(self._opened, parts)
         incoming = self._incoming(composed, [piece.result for piece in pieces])
-        return stream_arrays(composed, self._codec, incoming, options)
+        return stream_arrays(composed, self._codec, incoming, options, self.statistics)
 
     # ---- sending -------------------------------------------------------------------------------
 
@@ -271,6 +283,7 @@ class _Loading:
         sizes = [
             [volume(box) * self.found[piece.result].element_size() for piece, box in own] for own in boxes
         ]
+        self.bytes_received += sum(sum(own) for rank, own in enumerate(sizes) if rank != self._rank)
         received = self._processes.exchange(parts, [sum(own) for own in sizes], self._device)
         begin = 0
         for (piece, box), nbytes in zip(itertools.chain(*boxes), itertools.chain(*sizes), strict=True):
@@ -289,6 +302,8 @@ class _Loading:
             values = self._processes.broadcast_joined(
                 held, shapes, dtypes, source, self._device, _ALIGN_BYTES
             )
+        if held is None:
+            self.bytes_received += sum(value.nbytes for value in values)
         for piece, value in zip(run, values, strict=True):
             if self._plan.goes_whole(piece.result):
                 self.found[piece.result] = value

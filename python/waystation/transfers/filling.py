@@ -118,6 +118,7 @@ class Filling:
         batches: The arrays, by the codec that makes them.
         in_groups: Whether resident arrays, too, are read in groups, by the caller.
         whole: Arrays that are in none of the batches; only where `can_be_whole` says so of them.
+        statistics: Where what is read is counted; None counts anew.
 
     Attributes:
         resident: The arrays that are made of the memory that they are read to, with their codecs. Their
@@ -139,13 +140,16 @@ class Filling:
         *,
         in_groups: bool = False,
         whole: Sequence[Whole] = (),
+        statistics: ReadStatistics | None = None,
     ) -> None:
         self._whole = whole
         self.resident = list(batches)
         self.staged: list[tuple[Codec, Incoming]] = []
         self.on_devices: list[Batch] = []
+        if statistics is None:
+            statistics = ReadStatistics()
         self.reading = Reading(
-            opened, options, progress, ReadStatistics(), mappings, staging.CAST_GROUP_BYTES, is_bounded=False
+            opened, options, progress, statistics, mappings, staging.CAST_GROUP_BYTES, is_bounded=False
         )
         self.group_bytes = 0
         if options.memory.read_concurrent_bytes is not None:
