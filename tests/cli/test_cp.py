@@ -89,3 +89,26 @@ def test_a_rate_that_is_none_is_refused(runs: Path, tmp_path: Path, run: Run) ->
     done = run("cp", runs / "1", tmp_path / "copy", "--bytes-per-second", "fast")
     assert done.code == 2
     assert "'fast' is not a size" in done.err
+
+
+def test_an_empty_argument_is_no_directory(runs: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs)
+    for command in (["cp", "1", ""], ["cp", "", "3"], ["mirror", "/nowhere", "", "--delete"], ["ls", ""]):
+        outcome = run(*command)
+        assert (outcome.code, "this is empty" in outcome.err) == (2, True)
+    assert sorted(path.name for path in runs.iterdir()) == ["1", "2"]
+
+
+def test_urls_of_files_are_taken_and_options_are_named_as_options(runs: Path, run: Run) -> None:
+    refused = run("cp", f"file://{runs}/1", f"file://{runs}/2")
+    assert refused.code == 2
+    assert "--overwrite" in refused.err
+    assert "overwrite=True" not in refused.err
+    assert run("cp", f"file://{runs}/1", f"file://{runs}/3").code == 0
+    assert run("inspect", f"file://{runs}/3").code == 0
+
+
+def test_storage_takes_the_deadline(runs: Path, run: Run) -> None:
+    wrong = run("ls", runs, "--storage", "deadline_s=soon")
+    assert "--storage deadline_s is a number of seconds" in wrong.err
+    assert run("ls", runs, "--storage", "deadline_s=300").code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import os
 import pickle
 import signal
@@ -11,11 +12,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.support import programs, s3
+from tests.support.long import only_long
 
+import waystation
 from waystation import storage
-from waystation.errors import InvalidInput, Unavailable, WaystationError
+from waystation.errors import Corrupt, InvalidInput, Unavailable, WaystationError
 from waystation.path import Location
 from waystation.storage import as_path
 
@@ -47,6 +51,75 @@ def test_other_text_is_none(text: str) -> None:
 def test_a_path_is_made_of_text_by_what_it_says() -> None:
     assert as_path("run/5") == Path("run/5")
     assert as_path("gs://bucket/run") == as_path(Location("gs://bucket/run")) == Location("gs://bucket/run")
+
+
+@pytest.mark.parametrize("url", ["file://{}", "FILE://{}", "file://localhost{}"])
+def test_the_url_of_a_file_is_its_path(tmp_path: Path, url: str) -> None:
+    named = url.format(f"{tmp_path}/a%20b")
+    waystation.save(named, {"w": np.arange(3)})
+    assert (tmp_path / "a b" / "checkpoint.json").exists()
+    assert waystation.is_checkpoint(named)
+    assert waystation.load(named, framework="numpy")["w"].tolist() == [0, 1, 2]
+    waystation.copy(named, url.format(tmp_path / "copy"))
+    assert waystation.is_checkpoint(tmp_path / "copy")
+
+
+@pytest.mark.parametrize("url", ["file://host/a", "file://", "file:///a?b", "file:///a#b", "file:///%00"])
+def test_what_is_no_url_of_a_file_here_is_refused(url: str) -> None:
+    with pytest.raises(InvalidInput, match="no URL of a file on this machine"):
+        storage.located(url)
+
+
+@pytest.mark.parametrize(
+    "text", ["file:/ckpt/x", "s3:/bucket/x", "s3:bucket/x", "GS:/b/x", os.fspath(Path("file:///ckpt/x"))]
+)
+def test_a_location_that_lost_a_slash_is_refused(text: str) -> None:
+    for take in (storage.located, storage.absolute):
+        with pytest.raises(InvalidInput, match="lacks a slash"):
+            take(text)
+    assert storage.located(f"./{text}").endswith(text)
+
+
+def test_a_cache_is_a_directory_of_this_machine() -> None:
+    context = waystation.Context()
+    with pytest.raises(InvalidInput, match="a directory of this machine"):
+        context.storage.cache_directory = "s3://bucket/cache"
+
+
+@only_long
+def test_a_server_that_was_never_reached_is_told_before_the_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    context = s3.context(f"http://127.0.0.1:{port}")
+    with context, pytest.raises(Unavailable, match=f"127.0.0.1:{port} refuses connections; check the end"):
+        waystation.load("s3://bucket/run")
+
+
+def test_a_listing_that_names_an_object_again_is_an_error() -> None:
+    answer = (
+        b"<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>same</NextContinuationToken>"
+        b"<Contents><Key>run/x</Key><Size>1</Size><LastModified>2026-01-01T00:00:00Z</LastModified></Contents>"
+        b"</ListBucketResult>"
+    )
+
+    class Server(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        context = s3.context(f"http://127.0.0.1:{server.server_port}")
+        with context, pytest.raises(Corrupt, match="names one object twice"):
+            storage.of("s3://bucket/run").remove_tree("s3://bucket/run")
+        server.shutdown()
 
 
 def test_calls_wait_for_a_store_side_by_side_and_for_a_disk_one_after_another() -> None:

@@ -45,7 +45,8 @@ impl Client {
     fn built(root: &str, settings: &Settings, given: &[Setting]) -> object_store::Result<Self> {
         // The deadline alone ends the attempts: a store may be away for a while.
         let retry = RetryConfig {
-            retry_timeout: settings.deadline,
+            // The last attempt ends before the deadline, and says why it failed.
+            retry_timeout: settings.deadline / 8 * 7,
             max_retries: usize::MAX,
             ..RetryConfig::default()
         };

@@ -4,6 +4,9 @@
 //! nothing. Here a request has [`SILENCE`] for each MiB that it sends, and its answer may be silent for no longer than
 //! that between two pieces. What takes longer is a lost connection, which the client's retries know how to treat.
 //!
+//! A server that no connection has ever reached is given up before the deadline: its address is more likely wrong than
+//! that it is away for a while.
+//!
 //! Where no credentials are given, clients ask the service for metadata that machines of clouds have. Other machines
 //! have none, and a connection to it is refused at once or never answered: a few attempts tell, not the whole deadline.
 
@@ -11,7 +14,8 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -33,6 +37,8 @@ const STEP_BYTES: usize = 1 << 20;
 const METADATA_HOSTS: [&str; 3] = ["169.254.169.254", "169.254.170.2", "metadata.google.internal"];
 /// So many attempts to connect to one that all fail tell that there is none.
 const METADATA_ATTEMPTS: usize = 3;
+/// For so long attempts to connect go on to a server that has never been reached.
+const UNREACHED: Duration = Duration::from_secs(10);
 
 /// Makes such connections.
 #[derive(Debug)]
@@ -41,7 +47,12 @@ pub struct Connector;
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         let client = ReqwestConnector::default().connect(options)?;
-        Ok(HttpClient::new(Connection { client, in_vain: AtomicUsize::new(0) }))
+        Ok(HttpClient::new(Connection {
+            client,
+            in_vain: AtomicUsize::new(0),
+            is_reached: AtomicBool::new(false),
+            first_failure: OnceLock::new(),
+        }))
     }
 }
 
@@ -50,6 +61,10 @@ struct Connection {
     client: HttpClient,
     /// Attempts to ask for metadata.
     in_vain: AtomicUsize,
+    /// Whether an attempt to connect has not failed.
+    is_reached: AtomicBool,
+    /// When the first attempt to connect has failed.
+    first_failure: OnceLock<Instant>,
 }
 
 #[async_trait]
@@ -57,13 +72,20 @@ impl HttpService for Connection {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let asks_machine = request.uri().host().is_some_and(|host| METADATA_HOSTS.contains(&host));
         let patience = patience_for(request.body().content_length());
+        let address = request.uri().authority().map(|authority| without_user(authority.as_str()).to_owned());
         let outcome = timeout(patience, self.client.execute(request)).await.unwrap_or_else(|_| Err(silent()));
         let answer = match outcome {
             Err(error) if asks_machine => return Err(self.without_metadata(error)),
             Err(error) if is_untrusted(&error) => {
                 return Err(HttpError::new(HttpErrorKind::Unknown, Untrusted));
             }
-            outcome => outcome?,
+            Err(error) if error.kind() == HttpErrorKind::Connect => {
+                return Err(self.without_connection(error, address.unwrap_or_default()));
+            }
+            outcome => {
+                self.is_reached.store(true, Ordering::Relaxed);
+                outcome?
+            }
         };
         Ok(answer.map(|body| HttpResponseBody::new(Watched { body, silence: Box::pin(sleep(SILENCE)) })))
     }
@@ -79,6 +101,32 @@ impl Connection {
         self.in_vain.store(0, Ordering::Relaxed);
         HttpError::new(HttpErrorKind::Unknown, NoCredentials)
     }
+
+    /// The error of an attempt to connect; at last one that is not tried again.
+    fn without_connection(&self, error: HttpError, address: String) -> HttpError {
+        let first = *self.first_failure.get_or_init(Instant::now);
+        if self.is_reached.load(Ordering::Relaxed) || first.elapsed() < UNREACHED {
+            return error;
+        }
+        HttpError::new(HttpErrorKind::Unknown, Unreached { is_refused: is_refused(&error), address })
+    }
+}
+
+fn without_user(authority: &str) -> &str {
+    authority.rsplit_once('@').map_or(authority, |(_, address)| address)
+}
+
+/// Whether the machine is there, and nothing listens.
+fn is_refused(error: &HttpError) -> bool {
+    let mut source: Option<&(dyn Error + 'static)> = Some(error);
+    while let Some(found) = source {
+        if found.downcast_ref::<io::Error>().is_some_and(|own| own.kind() == io::ErrorKind::ConnectionRefused)
+        {
+            return true;
+        }
+        source = found.source();
+    }
+    false
 }
 
 /// How long a request with so many bytes may take until its answer begins.
@@ -175,6 +223,25 @@ impl fmt::Display for Untrusted {
 }
 
 impl Error for Untrusted {}
+
+/// No connection to the server has ever been made.
+#[derive(Clone, Debug)]
+pub struct Unreached {
+    is_refused: bool,
+    address: String,
+}
+
+impl fmt::Display for Unreached {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_refused {
+            write!(formatter, "{} refuses connections", self.address)
+        } else {
+            write!(formatter, "{} cannot be reached", self.address)
+        }
+    }
+}
+
+impl Error for Unreached {}
 
 #[cfg(test)]
 mod tests {

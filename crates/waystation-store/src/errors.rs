@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use waystation_format::{Error, Kind};
 
 use crate::client::is_http;
-use crate::connection::{NoCredentials, Untrusted};
+use crate::connection::{NoCredentials, Unreached, Untrusted};
 
 /// Codes of stores are words; whatever else is between the tags is not repeated.
 const MOST_CODE_BYTES: usize = 64;
@@ -84,8 +84,8 @@ pub fn is_beyond_the_end(error: &object_store::Error) -> bool {
 /// The error of requests that have not ended in time.
 pub fn late(deadline: Duration, action: &str, path: &Path) -> Error {
     let message = format!(
-        "could not {action}: the store did not answer within {} s; try again, or give it longer by the option \
-         'deadline_s'",
+        "could not {action}: the store did not answer within {} s; try again, or give it longer by \
+         Context.storage.deadline_s (of a command, --storage deadline_s=…)",
         deadline.as_secs_f64()
     );
     Error::new(Kind::Unavailable, message).with("path", path.display().to_string())
@@ -166,6 +166,7 @@ struct Answer {
     lacks_credentials: bool,
     is_untrusted: bool,
     leads_nowhere: bool,
+    unreached: Option<Unreached>,
 }
 
 impl Answer {
@@ -179,6 +180,7 @@ impl Answer {
             }
             answer.lacks_credentials |= found.is::<NoCredentials>();
             answer.is_untrusted |= found.is::<Untrusted>();
+            answer.unreached = answer.unreached.or_else(|| found.downcast_ref::<Unreached>().cloned());
             let text = found.to_string();
             answer.leads_nowhere |= text.starts_with(LEADS_NOWHERE);
             answer.status =
@@ -206,6 +208,9 @@ impl Answer {
     }
 
     fn reason(&self, error: &object_store::Error) -> String {
+        if let Some(unreached) = &self.unreached {
+            return format!("{unreached}; check the endpoint, or start the server");
+        }
         let code = self.code.as_deref().map_or_else(String::new, |code| format!(" ({code})"));
         match (self.status, self.failure) {
             (Some(status), _) => format!("the store answered with status {status}{code}"),

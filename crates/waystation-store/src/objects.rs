@@ -1,5 +1,6 @@
 //! Small objects, whole: records, tables and listings, as Python asks for them.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -264,7 +265,7 @@ impl ObjectStorage {
         let action = "list what is there";
         let step = |_| late(self.settings.deadline, action, directory);
         wait_for(async {
-            let mut nbytes = 0;
+            let (mut nbytes, mut seen) = (0, HashSet::new());
             let mut listed = objects.list(Some(&prefix));
             // A tree has no bound, so the deadline is that of each step.
             while let Some(meta) = timeout(self.settings.deadline, listed.try_next())
@@ -273,6 +274,7 @@ impl ObjectStorage {
                 .map_err(|error| told(&error, action, directory))?
             {
                 nbytes += meta.size;
+                once(&mut seen, meta.location, action, directory)?;
             }
             Ok(nbytes)
         })
@@ -288,11 +290,12 @@ impl ObjectStorage {
         // A tree has no bound, so the deadline is that of each step.
         let step = |_| late(self.settings.deadline, action, directory);
         wait_for(async {
-            let mut keys = Vec::new();
+            let (mut keys, mut seen) = (Vec::new(), HashSet::new());
             let mut listed = objects.list(Some(&prefix));
             while let Some(meta) =
                 timeout(self.settings.deadline, listed.try_next()).await.map_err(step)?.map_err(failed)?
             {
+                once(&mut seen, meta.location.clone(), action, directory)?;
                 keys.push(meta.location);
             }
             let count = keys.len();
@@ -321,6 +324,23 @@ async fn beginning(
         }
         found => Ok((found?, None)),
     }
+}
+
+/// Corrupt where a listing names an object again: it may never end.
+fn once(
+    seen: &mut HashSet<object_store::path::Path>,
+    key: object_store::path::Path,
+    action: &str,
+    directory: &Path,
+) -> Result<()> {
+    if seen.insert(key) {
+        return Ok(());
+    }
+    let message = format!(
+        "could not {action}: the store's listing names one object twice, so it may never end; this is a defect of the \
+         store"
+    );
+    Err(Error::new(Kind::Corrupt, message).with("path", directory.display().to_string()))
 }
 
 /// `None` where something is not there.

@@ -119,6 +119,13 @@ def _is_settings(value: Any) -> str | None:
     return None if is_meant else "a dict of text, True or False, and whole numbers by name"
 
 
+def _is_directory_here(value: Any) -> str | None:
+    wrong = checks.path_or_none(value)
+    if wrong is None and isinstance(value, str) and "://" in value:
+        return "a directory of this machine or None"
+    return wrong
+
+
 def _path(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
@@ -156,6 +163,6 @@ class ObjectStoreOptions(OptionGroup):
         "settings": _is_settings,
         "deadline_s": _seconds,
         "allow_unconditional": checks.boolean,
-        "cache_directory": checks.path_or_none,
+        "cache_directory": _is_directory_here,
         "cache_bytes": checks.positive,
     }

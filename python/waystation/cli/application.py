@@ -49,7 +49,7 @@ def complete_path(incomplete: str) -> list[str]:
 
 def local_path(given: str | Path) -> Path:
     """A path as it was typed, or the default; `Path` alone would make a path of a URL."""
-    text = os.fspath(given)
+    text = _given(os.fspath(given))
     if "://" in text:
         raise typer.BadParameter("this is a URL, and a path of a mounted file system is needed here")
     return Path(text)
@@ -57,8 +57,20 @@ def local_path(given: str | Path) -> Path:
 
 def place(text: str) -> str:
     """A path as it was typed, or the location that it is: without what may be a signature."""
+    text = _given(text)
     if "://" not in text:
         return os.fspath(Path(text))
+    return _located(text)
+
+
+def _given(text: str) -> str:
+    """What was typed, a URL of a file as the path that it stands for."""
+    if not text:
+        raise typer.BadParameter("this is empty; give a path ('.' is the working directory)")
+    return _located(text) if text.lower().startswith("file://") else text
+
+
+def _located(text: str) -> str:
     from waystation import storage
     from waystation.errors import InvalidInput
 

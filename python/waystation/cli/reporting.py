@@ -62,7 +62,9 @@ def reporting(
         raise typer.Exit(PIPE_CLOSED) from None
     except WaystationError as error:
         hint = None if verifies and error.kind == "Corrupt" else _HINTS.get(error.kind)
-        _report(output, error.kind, error.message, _shown_context(error), hint, show_traceback)
+        # Errors speak of the arguments of functions; here they are options.
+        message = error.message.replace("overwrite=True", "--overwrite")
+        _report(output, error.kind, message, _shown_context(error), hint, show_traceback)
         raise typer.Exit(FAILED) from None
     except Exception as error:
         message = f"unexpected {type(error).__name__}: {error}"
@@ -82,11 +84,20 @@ def _reaching(store: Sequence[str]) -> Iterator[None]:
     pairs = [text.partition("=") for text in store]
     if not all(name and equals for name, equals, _ in pairs):
         raise InvalidInput(
-            "--storage takes NAME=VALUE, such as --storage aws_region=eu-west-1; the names are "
-            "those of Context.storage.settings"
+            "--storage takes NAME=VALUE, such as --storage aws_region=eu-west-1; the names are 'deadline_s' "
+            "and those of Context.storage.settings"
         )
     context = Context()
-    context.storage.settings = {name: value for name, _, value in pairs}
+    settings = {name: value for name, _, value in pairs}
+    deadline_s = settings.pop("deadline_s", None)
+    if deadline_s is not None:
+        try:
+            context.storage.deadline_s = float(deadline_s)
+        except ValueError:
+            raise InvalidInput(
+                f"--storage deadline_s is a number of seconds, such as 300, not '{deadline_s}'"
+            ) from None
+    context.storage.settings = settings
     with context:
         yield
 

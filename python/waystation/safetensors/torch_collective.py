@@ -150,10 +150,7 @@ def load_in_group(
         processes.attempt(loading.read_cached)
     elif plan.sent:
         loading.send(_less(options, _COPIES * run_bytes))
-    duration_s = time.monotonic() - started_s
-    statistics = statistics_of(opened, loading.statistics, duration_s, loading.bytes_received)
-    statistics.log()
-    give(statistics, options.array.loading.on_statistics, "array.loading.on_statistics")
+    loading.report(time.monotonic() - started_s)
     found = loading.found
     return {result.name: found[number] for number, result in enumerate(plan.results) if number in found}
 
@@ -194,6 +191,12 @@ class _Loading:
         self.found: dict[int, Any] = {}  # what this process gets, by the number of the result
         self.statistics = ReadStatistics()
         self.bytes_received = 0  # from other processes
+
+    def report(self, duration_s: float) -> None:
+        """Tells what was read and received."""
+        statistics = statistics_of(self._opened, self.statistics, duration_s, self.bytes_received)
+        statistics.log()
+        give(statistics, self._options.array.loading.on_statistics, "array.loading.on_statistics")
 
     # ---- reading -------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import contextvars
 import os
 import re
 import threading
+import urllib.parse
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeVar
@@ -85,7 +86,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _LOCAL: Storage = LocalStorage()
-_SHORTENED = re.compile("(s3a?|gc?s|az|abfss?|https?):/[^/]", re.IGNORECASE)
+_SHORTENED = re.compile("(s3a?|gc?s|az|abfss?|https?|file):/?[^/]", re.IGNORECASE)
+_FILE_URL = re.compile("file://", re.IGNORECASE)
 # Threads that wait for a store.
 _SIDE_BY_SIDE = 32
 
@@ -103,6 +105,9 @@ def absolute(path: object) -> str:
     text: object = os.fspath(path)
     if not isinstance(text, str) or not text or "\0" in text:
         raise UnusablePath(f"{text!r} is not a usable path")
+    if _FILE_URL.match(text):
+        text = _path_of_url(text)
+    _require_slashes(text)
     if "://" in text:
         from waystation.storage import object_store
 
@@ -127,6 +132,26 @@ def absolute(path: object) -> str:
     return whole
 
 
+def _path_of_url(url: str) -> str:
+    """The path that a URL of a file stands for.
+
+    Raises:
+        InvalidInput: It is a file of another machine, or no URL.
+    """
+    try:
+        _, host, path, query, fragment = urllib.parse.urlsplit(url)
+        text = urllib.parse.unquote(path, errors="strict")
+    except ValueError:
+        host = text = ""
+    if host not in ("", "localhost") or not text.startswith("/") or query or fragment or "\0" in text:
+        raise InvalidInput(
+            f"'{url}' is no URL of a file on this machine; give one like file:///directory/name, with '%3F' "
+            "and '%23' for a question mark and a hash, or the path alone",
+            path=url,
+        )
+    return text
+
+
 def located(path: object) -> str:
     """The absolute form of a path, or the location that it is: in an object store (`s3://bucket/name`), or
     behind HTTP, then without its query (see `object_store`).
@@ -135,18 +160,25 @@ def located(path: object) -> str:
         InvalidInput: It is a URL, and no such location; and what `absolute` raises.
     """
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if isinstance(text, str) and _FILE_URL.match(text):
+        return absolute(text)
     if isinstance(text, str) and "://" in text:
         from waystation.storage import object_store
 
         return object_store.location(text)
-    if isinstance(text, str) and _SHORTENED.match(text):
+    return absolute(path)
+
+
+def _require_slashes(text: str) -> None:
+    """Refuses what was a location once, and would be a directory named 's3:' now."""
+    if _SHORTENED.match(text):
         from waystation.storage import object_store
 
         raise InvalidInput(
-            f"'{object_store.shown(text)}' was a location of an object store, from which pathlib or "
-            "normpath has taken a slash; give it as a string that has both"
+            f"'{object_store.shown(text)}' lacks a slash: pathlib and normpath take one out of 's3://' and "
+            "'file://'; give the location as a string that has both (a directory that is named so: './' and "
+            "its name, as a string)"
         )
-    return absolute(path)
 
 
 def of(path: PathLike) -> Storage:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 import os
+import reprlib
+from typing import SupportsIndex
 
 from waystation import _native
 from waystation._errors import InvalidInput, WrongType
 from waystation.storage.scratch import ScratchDirectory
+
+_MOST = 10**15
 
 
 class Bandwidth:
@@ -16,15 +21,21 @@ class Bandwidth:
         bytes_per_second: The bound; None for none.
 
     Raises:
-        InvalidInput: It is not positive.
+        InvalidInput: It is not positive, or larger than any machine copies.
     """
 
     def __init__(self, bytes_per_second: int | None) -> None:
         if bytes_per_second is not None:
-            if isinstance(bytes_per_second, bool) or not isinstance(bytes_per_second, int):
-                raise WrongType(f"bytes_per_second must be an integer or None, not {bytes_per_second!r:.60}")
-            if bytes_per_second < 1:
-                raise InvalidInput(f"bytes_per_second must be 1 or more, not {bytes_per_second}")
+            if isinstance(bytes_per_second, bool) or not isinstance(bytes_per_second, SupportsIndex):
+                raise WrongType(
+                    f"bytes_per_second must be an integer or None, not {reprlib.repr(bytes_per_second)}"
+                )
+            bytes_per_second = operator.index(bytes_per_second)
+            if not 1 <= bytes_per_second <= _MOST:
+                raise InvalidInput(
+                    f"bytes_per_second must be from 1 to {_MOST:,}, or None for no bound; not "
+                    f"{reprlib.repr(bytes_per_second)}"
+                )
         self._bytes_per_second = bytes_per_second
         self._descriptor: int | None = None
 
