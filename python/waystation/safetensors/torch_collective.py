@@ -143,14 +143,13 @@ def load_in_group(
 
     with contextlib.closing(processes.open("load a published model in a group")) as session:
         (opened, plan, place), sends = collective.attempt(session, decide, describe, choose)
-    started_s = time.monotonic()
     loading = _Loading(opened, plan, options, codec, place, processes)
     processes.attempt(loading.read_own)
     if plan.sent and not sends:
         processes.attempt(loading.read_cached)
     elif plan.sent:
         loading.send(_less(options, _COPIES * run_bytes))
-    loading.report(time.monotonic() - started_s)
+    loading.report()
     found = loading.found
     return {result.name: found[number] for number, result in enumerate(plan.results) if number in found}
 
@@ -191,9 +190,11 @@ class _Loading:
         self.found: dict[int, Any] = {}  # what this process gets, by the number of the result
         self.statistics = ReadStatistics()
         self.bytes_received = 0  # from other processes
+        self._started_s = time.monotonic()
 
-    def report(self, duration_s: float) -> None:
+    def report(self) -> None:
         """Tells what was read and received."""
+        duration_s = time.monotonic() - self._started_s
         statistics = statistics_of(self._opened, self.statistics, duration_s, self.bytes_received)
         statistics.log()
         give(statistics, self._options.array.loading.on_statistics, "array.loading.on_statistics")
