@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,10 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 
 # No deadlines: the machine may be busy, and no test is about time. In CI the examples are the same in
 # every run, so that a red run points at the change; elsewhere, and in `make test-long`, each run looks at new
-# ones.
-settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# ones. Where a test does not say how many examples it tries, `make test` tries 25 and `make test-long` 2,000.
+settings.register_profile(
+    "local", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.register_profile("ci", settings.get_profile("local"), derandomize=True, print_blob=True)
 settings.register_profile("long", settings.get_profile("local"), max_examples=2000, print_blob=True)
 settings.load_profile(
@@ -85,12 +88,57 @@ settings.load_profile(
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The processes that share the tests know them by name, so no name may be another in each of them."""
+@pytest.hookimpl(tryfirst=True)  # before `-m long` asks for the mark
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what `share` leaves to `make test-long`, and puts the longest files first.
+
+    The processes that share the tests know them by name, so no name may be another in each of them.
+    """
+    _leave_to_long(config, items)
     wrong = [item.nodeid for item in items if re.search(r" at 0x[0-9a-f]+", item.nodeid)]
     if wrong:
         raise pytest.UsageError("give these tests 'ids' without addresses of memory:\n" + "\n".join(wrong))
     items.sort(key=_rank)
+
+
+def _leave_to_long(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves a share of the cases of each test that is marked `share`, and all in `make test-long`.
+
+    Such tests have the mark `long`, too. What is named on the command line runs.
+    """
+    from tests.support.long import IS_LONG
+
+    groups: dict[str, list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("share") is not None:
+            item.add_marker("long")
+            groups[item.nodeid.partition("[")[0]].append(item)
+    if IS_LONG or any("[" in argument for argument in config.args):
+        return
+    left_out = {item for group in groups.values() for item in _left_out(group)}
+    if left_out:
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=list(left_out))
+
+
+def _left_out(cases: list[pytest.Function]) -> list[pytest.Function]:
+    """All but each `every`-th case of a test.
+
+    Of a test with several parameters those on each `every`-th diagonal are left, so that these have different
+    values of all parameters.
+    """
+    mark = cases[0].get_closest_marker("share")
+    assert mark is not None
+    (every,) = mark.args
+    indices = [case.callspec.indices for case in cases]
+    # Those of names that are parametrized together are equal, and count once.
+    columns = {tuple(each[name] for each in indices) for name in indices[0]}
+    places = [{value: number for number, value in enumerate(dict.fromkeys(column))} for column in columns]
+    diagonals = [
+        sum(place[value] for place, value in zip(places, values, strict=True))
+        for values in zip(*columns, strict=True)
+    ]
+    return [case for case, diagonal in zip(cases, diagonals, strict=True) if diagonal % every]
 
 
 def _rank(item: pytest.Item) -> int:

@@ -196,6 +196,7 @@ def test_an_array_that_is_read_only_is_refused_by_its_name(tmp_path: Path) -> No
 # ---- chunks ------------------------------------------------------------------------------------
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
 @pytest.mark.parametrize("chunk_bytes", [16, 100, 1 << 20])
 def test_chunks_of_many_are_those_of_each(tmp_path: Path, framework: str, chunk_bytes: int) -> None:

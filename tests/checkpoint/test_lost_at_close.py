@@ -71,6 +71,7 @@ def assert_refused(save: Callable[[], object], disk: Path) -> None:
     assert os.listdir(disk) == before
 
 
+@pytest.mark.share(3)
 @files
 def test_a_file_that_is_lost_when_it_is_closed_fails_the_save(
     layout: str, pattern: str, tmp_path: Path
@@ -85,6 +86,7 @@ def test_an_owner_record_that_is_lost_fails_the_save(tmp_path: Path) -> None:
         assert_refused(lambda: save(disk / "checkpoint", "native"), disk)
 
 
+@pytest.mark.share(3)
 @files
 def test_a_file_of_whose_loss_only_its_writer_is_told_fails_the_save(
     layout: str, pattern: str, tmp_path: Path

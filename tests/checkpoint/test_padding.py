@@ -86,7 +86,7 @@ def cases(draw: st.DrawFn) -> tuple[Shape, Shape, list[tuple[str, ...]], str, st
     return stored, wanted, spec, kept, cast
 
 
-@settings(max_examples=amount(150))
+@settings(max_examples=amount(50, 3000))
 @given(case=cases(), private=st.booleans())
 def test_every_shape_and_sharding_is_as_numpy_would_have_it(
     case: tuple[Shape, Shape, list[tuple[str, ...]], str, str], private: bool, tmp_path_factory: Any

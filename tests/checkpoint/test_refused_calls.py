@@ -74,6 +74,7 @@ def run(case: str, target: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize(
     "case",
     [

@@ -150,7 +150,9 @@ trees = st.recursive(
 )
 
 
-@settings(max_examples=amount(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=amount(25, 1200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(state=trees.filter(lambda tree: tree is not None))
 def test_any_tree(tmp_path: Path, state: Any) -> None:
     path = tmp_path / "checkpoint"

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 from safetensors.numpy import load_file
 from tests.support import disks
+from tests.support.long import amount
 
 import waystation
 from waystation import errors
@@ -186,7 +187,7 @@ SHAPES = st.sampled_from(
 )
 
 
-@settings(max_examples=15)
+@settings(max_examples=amount(4, 300))
 @given(data=st.data())
 def test_whatever_changes_between_saves(data: Any) -> None:
     """States whose arrays change, come, go, and get other shapes and dtypes load as they were saved. Whatever

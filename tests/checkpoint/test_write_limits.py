@@ -77,6 +77,7 @@ def test_without_a_bound_it_takes_more(tmp_path: Path) -> None:
 # ---- the same bytes, whatever the bound --------------------------------------------------------
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("limit", [1, MIB, 3 * MIB, 10 * MIB, 1 << 40])
 def test_leaves_may_be_overwritten_whatever_the_bound(tmp_path: Path, limit: int) -> None:
     mesh = jax.make_mesh((2, 4), ("x", "y"))

@@ -58,7 +58,7 @@ def _calls(framework: str, role: str, count: int) -> range:
     """Those of a walk, of so many that there are."""
     if IS_LONG:
         return range(count)
-    return range(WALKS.index((framework, role)) % 3, count, 3)
+    return range(WALKS.index((framework, role)) % 6, count, 6)
 
 
 @pytest.mark.long

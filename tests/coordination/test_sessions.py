@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 from tests.coordination import death_scenarios, scenarios
+from tests.support.long import IS_LONG
 from tests.support.programs import Raised, running
 
 FRAMEWORKS = ["torch", "torch-file", "jax"]
+PROGRAMS = [(framework, count) for framework in FRAMEWORKS for count in (2, 4)]
+if not IS_LONG:  # each framework, and either number of processes
+    PROGRAMS = [PROGRAMS[0], PROGRAMS[3], PROGRAMS[4]]
 
 
-@pytest.fixture(
-    scope="module", params=[(framework, count) for framework in FRAMEWORKS for count in (2, 4)], ids=str
-)
+@pytest.fixture(scope="module", params=PROGRAMS, ids=str)
 def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each process saw in each of the scenarios."""
     framework, count = request.param

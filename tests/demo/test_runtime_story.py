@@ -4,10 +4,12 @@ import io
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.support.warm_python import python
 
 from waystation_demo.runtime import Plan, run
 
@@ -26,7 +28,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, dict[str,
     """The directory of one demo, what it printed, and what it has found."""
     output = tmp_path_factory.mktemp("demo") / "output"
     printed = io.StringIO()
-    report = run(output, plan=PLAN, console=Console(file=printed, width=200))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("waystation_demo.runtime.programs.sys", SimpleNamespace(executable=python()))
+        report = run(output, plan=PLAN, console=Console(file=printed, width=200))
     return output, printed.getvalue(), report
 
 

@@ -1,4 +1,7 @@
-"""The whole demo, with few steps, in a process of its own, as `waystation demo` would run it."""
+"""The whole demo, with few steps, in a process of its own, as `waystation demo` would run it.
+
+In `make test` its batches are smaller, and its training programs are forked where JAX is imported.
+"""
 
 import json
 import os
@@ -8,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.long import only_long
+from tests.support.long import IS_LONG, only_long
 from tests.support.warm_python import python
 
 from waystation.errors import Conflict
@@ -20,7 +23,19 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from rich.console import Console
-from waystation_demo import run
+from types import SimpleNamespace
+from waystation_demo import programs, run
+own = programs.Programs._run
+def run_small(self, name, arguments, follow):
+    if arguments[:2] != ["-m", "waystation_demo.train"]:
+        return own(self, name, arguments, follow)
+    programs.sys = SimpleNamespace(executable=sys.argv[2])
+    try:
+        return own(self, name, ["-m", "tests.demo.small_training", *arguments[2:]], follow)
+    finally:
+        programs.sys = sys
+if len(sys.argv) > 2:
+    programs.Programs._run = run_small
 run(Path(sys.argv[1]), quick=True, console=Console(width=200))
 assert "jax" not in sys.modules and "torch" not in sys.modules
 """
@@ -30,7 +45,7 @@ assert "jax" not in sys.modules and "torch" not in sys.modules
 def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The directory of one demo, and what it printed."""
     output = tmp_path_factory.mktemp("demo") / "output"
-    command = [sys.executable, "-c", PROGRAM, str(output)]
+    command = [sys.executable, "-c", PROGRAM, str(output), *([] if IS_LONG else [python()])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return output, done.stdout

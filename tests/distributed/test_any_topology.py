@@ -52,7 +52,7 @@ def ask(programs: Programs, count: int, action: str, path: Path, state: State) -
 
 @pytest.mark.parametrize("saving", TOPOLOGIES, ids=lambda pair: f"{pair[0]}x{pair[1]}")
 @settings(
-    max_examples=amount(16, 800),
+    max_examples=amount(6, 800),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())

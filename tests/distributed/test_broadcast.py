@@ -95,6 +95,7 @@ def own_bytes(layout: Layout, process: int) -> int:
     )
 
 
+@pytest.mark.share(3)
 def test_every_bit_arrives(jax_found: tuple[Layout, list[dict[str, Any]]]) -> None:
     for process in jax_found[1]:
         assert [found["wrong"] for found in process["found"]] == [[]] * len(JAX_OPTIONS)
@@ -247,6 +248,7 @@ def test_a_death_in_a_collective_is_an_error_of_the_others(tmp_path: Path, count
     assert ended[-1].exit_code == -9
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("count", [1, 64])
 @pytest.mark.parametrize("slow", ["storage", "network", "nothing"])
 def test_a_load_goes_the_faster_way(tmp_path: Path, slow: str, count: int) -> None:

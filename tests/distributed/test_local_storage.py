@@ -176,7 +176,8 @@ def jax_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Programs]
 
 
 @settings(
-    max_examples=amount(15), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=amount(6, 300),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(state=states(4, 4))
 def test_random_shardings_of_jax_programs(jax_programs: Programs, tmp_path: Path, state: State) -> None:

@@ -9,6 +9,7 @@ block that cannot run here is excused by name in its fence, with the reason:
 Fences of data and output name what they are (`text`, `json`, `toml`, …) and are left alone.
 """
 
+import functools
 import os
 import re
 import subprocess
@@ -20,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.support.long import IS_LONG
+from tests.support.warm_python import python
 
 ROOT = Path(__file__).parents[2]
 PYTHON = {"python", "py"}
@@ -76,6 +79,7 @@ def test_fences_say_what_they_hold(page: Path) -> None:
             assert reason, f"{block.place}: '{block.excuse}' should be 'not-run: REASON'"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", pages(), ids=page_name)
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = [block for block in blocks_of(page) if block.language in PYTHON | SHELL and not block.excuse]
@@ -102,11 +106,27 @@ def run_python(block: Block, module: types.ModuleType) -> None:
         pytest.fail(f"{block.place}:\n{block.code}\n{traceback.format_exc()}", pytrace=False)
 
 
+@functools.cache
+def commands() -> list[Path]:
+    """Where shell blocks find `python` and `waystation`.
+
+    In `make test` both are forked from a process that has imported everything, as dozens of them would take
+    seconds each. In `make test-long` they are those that are installed.
+    """
+    installed = Path(sys.executable).parent
+    if IS_LONG:
+        return [installed]
+    forked = Path(python()).parent
+    (forked / "waystation").write_text('#!/bin/sh\nexec "${0%/*}/python" -m waystation "$@"\n')
+    (forked / "waystation").chmod(0o700)
+    return [forked, installed]
+
+
 def run_shell(block: Block) -> None:
     code = block.code
     if block.language == "console":  # lines with a prompt are commands, the others what they print
         code = "\n".join(line[2:] for line in code.splitlines() if line.startswith("$ "))
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    path = os.pathsep.join([*map(str, commands()), os.environ["PATH"]])
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", code],
         env={**os.environ, "PATH": path},

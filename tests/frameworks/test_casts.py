@@ -34,7 +34,7 @@ NUMBERS = sorted(
     key=lambda entry: entry.name,
 )
 REAL = [entry for entry in NUMBERS if entry.category != "complex"]
-RANDOM_VALUES = amount(64, 2000)  # four times as many of a narrow dtype: of a dtype of 8 bits, all
+RANDOM_VALUES = amount(24, 2000)  # four times as many of a narrow dtype: of a dtype of 8 bits, all
 
 
 def is_narrow(logical: LogicalDtype) -> bool:

@@ -53,6 +53,7 @@ def test_every_dtype_round_trips(entry: dtypes.LogicalDtype, pattern: Any, way: 
     assert bits(loaded) == bits(host)
 
 
+@pytest.mark.share(3)
 @WAYS
 @pytest.mark.parametrize("implementation", ["threefry2x32", "rbg", "unsafe_rbg"])
 @pytest.mark.parametrize("spec", [None, P(), P("x"), P(None, ("x", "y"))], ids=str)
@@ -155,6 +156,7 @@ def test_cpu_arrays_are_viewed_and_buffers_aliased(dtype: Any) -> None:
     assert loaded.unsafe_buffer_pointer() == buffer.ctypes.data
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int4])
 @pytest.mark.parametrize("end", ["donate", "delete"])
 @pytest.mark.parametrize("spec", [None, P("x"), P()], ids=str)

@@ -38,6 +38,7 @@ def outcome(ocp: Any, run: Case, path: Path) -> tuple[Any, BaseException | None]
 OURS: dict[str, Any] = {"native": waystation, "orbax-layout": InOrbaxLayout(use_ocdbt=True)}
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("ours", OURS.values(), ids=OURS)
 @pytest.mark.parametrize("name", CASES)
 def test_like_orbax(name: str, ours: Any, tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_what_is_killed_is_gone_on_from(
     framework: str,
     victim: str,
 ) -> None:
-    program = sys.executable, "-m", "tests.memory.trainers", framework, tmp_path, STEPS, victim, KILLED_AT
+    program = python(), "-m", "tests.memory.trainers", framework, tmp_path, STEPS, victim, KILLED_AT
     options = "--hosts", HOSTS, "--agent", store, "--agent-memory", "32MiB", "--restarts", 2, "--json"
     done = launch(*options, "--", *program)
     assert done.returncode == 0, done.stderr

@@ -84,6 +84,7 @@ def test_trainer_and_agent_are_killed_after_saves(agent: Agent, tmp_path: Path) 
         assert fingerprint(checkpointer.load()) == fingerprint(state_of("torch", 4))
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("framework", ["jax", "torch"])
 @pytest.mark.parametrize("victim", [0, 1], ids=["primary", "other"])
 def test_one_of_several_processes_is_killed(

@@ -1,6 +1,6 @@
 """What Waystation writes in Orbax's layouts is vouched for: damage anywhere is refused, or changes nothing.
 
-`make test` flips 40 random bits in each layout, `make test-long` 2,000.
+`make test` flips 15 random bits in each layout, `make test-long` 2,000.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import waystation
 from waystation.checkpoint import verify
 from waystation.errors import Corrupt, Unsupported, WaystationError
 
-FLIPS = amount(40, 2000)
+FLIPS = amount(15, 2000)
 RANDOM = np.random.default_rng(5)
 STATE = {
     "w": jnp.arange(600.0, dtype=jnp.float32).reshape(20, 30),
@@ -117,7 +117,7 @@ def flips(path: Path) -> Iterator[tuple[Path, int, int]]:
         yield file, int(generator.integers(file.stat().st_size)), int(generator.integers(8))
 
 
-@pytest.mark.long
+@pytest.mark.share(2)
 def test_a_flipped_bit_is_refused_or_changes_nothing(saved: Path) -> None:
     refused = total = 0
     for file, at, bit in flips(saved):
@@ -130,6 +130,7 @@ def test_a_flipped_bit_is_refused_or_changes_nothing(saved: Path) -> None:
     assert_intact(saved)
 
 
+@pytest.mark.share(2)
 def test_a_file_of_another_length_is_refused_or_changes_nothing(saved: Path) -> None:
     for file in files_of(saved):
         content = file.read_bytes()

@@ -51,7 +51,8 @@ KINDS = {
     "ocdbt": {},
 }
 _function_scoped = settings(
-    max_examples=amount(60), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=amount(25, 1200),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 
@@ -77,6 +78,7 @@ def check_outcome(path: Path, *, may_load: bool) -> None:
     assert set(loaded) == set(STATE)
 
 
+@pytest.mark.share(3)
 @_function_scoped
 @given(data=st.data())
 def test_bits_that_flip(saved: Path, tmp_path: Path, data: st.DataObject) -> None:
@@ -91,6 +93,7 @@ def test_bits_that_flip(saved: Path, tmp_path: Path, data: st.DataObject) -> Non
     shutil.rmtree(path)
 
 
+@pytest.mark.share(3)
 @_function_scoped
 @given(data=st.data())
 def test_files_that_are_cut_or_gone(saved: Path, tmp_path: Path, data: st.DataObject) -> None:
@@ -274,6 +277,7 @@ DECODERS: dict[str, Callable[[bytes], Any]] = {
 }
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("decode", DECODERS.values(), ids=list(DECODERS))
 @settings(max_examples=amount(150))
 @given(content=st.one_of(st.binary(max_size=40), _json.map(lambda value: json.dumps(value).encode())))

@@ -77,6 +77,7 @@ def save(endpoint: str, path: str, value: int, **layout: Any) -> None:
         waystation.save(path, state_of(value))
 
 
+@pytest.mark.share(3)
 @layouts
 def test_both_load_what_we_save(place: Bucket, layout: dict[str, Any], tmp_path: Path) -> None:
     path = f"{place.location}/run/ckpt"
@@ -138,7 +139,7 @@ def test_killed_before_any_request_a_save_is_whole_or_invisible(
     place: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcomes = []
-    for number in itertools.count(1, 1 if IS_LONG else 3):
+    for number in itertools.count(1, 1 if IS_LONG else 7):
         path = f"{place.location}/{number}"
         was_killed = killed_at(place, number, save, path, 2)
         outcomes.append(waystation.is_checkpoint(path))

@@ -39,6 +39,7 @@ def outcome(load: Callable[..., Any], path: Path, *arguments: Any) -> Any:
         return error
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("path", fixtures(), ids=lambda path: "-".join(path.relative_to(FIXTURES).parts[-3:]))
 def test_checkpoints_of_earlier_releases(path: Path, tmp_path: Path) -> None:
     """What genuine Orbax loads, we load the same; what it cannot load is an error that says what it is, or
@@ -128,6 +129,7 @@ WRITERS = [
 writers = pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
 
 
+@pytest.mark.share(3)
 @writers
 @pytest.mark.parametrize("removed", ["nothing", "_CHECKPOINT_METADATA", "commit_success.txt", "_sharding"])
 def test_every_structure(write: Callable[[Path], str], removed: str, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ FORMATS = [
 ]
 _numbers = itertools.count()
 _hypothesis = settings(
-    max_examples=amount(6, 300),
+    max_examples=amount(2, 300),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
@@ -95,6 +95,7 @@ def everything() -> dict[str, Any]:
     }
 
 
+@pytest.mark.share(3)
 @formats
 def test_a_training_state(tmp_path: Path, options: dict[str, Any]) -> None:
     oracle.save(tmp_path / "c", everything(), **options)
@@ -153,6 +154,7 @@ def test_other_dtypes_and_kinds(tmp_path: Path, options: dict[str, Any]) -> None
     np.testing.assert_array_equal(loaded["h"], np.arange(4, dtype=np.float32))
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("limit_bytes", [1, 3 << 20, 64 << 20])
 @formats
 def test_within_a_bound_of_memory(tmp_path: Path, options: dict[str, Any], limit_bytes: int) -> None:
@@ -248,6 +250,7 @@ def test_rich_types_where_they_are_asked_for(tmp_path: Path) -> None:
     assert (theirs["empty"], theirs["t"]) == ((), ())
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     "state",
     [jnp.arange(3), 5, 2.5, "text", [jnp.ones(2), "x"], (1, 2)],

@@ -90,7 +90,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@settings(max_examples=amount(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=amount(50, 3000), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_of_nodes_is_found(saved: Path, tmp_path: Path, data: st.DataObject) -> None:
     """A bit that flips, or a file that is cut: an error, or it was in a value."""
@@ -186,7 +186,7 @@ def test_a_root_that_is_not_there(tmp_path: Path, nbytes: int) -> None:
         database.read(["a"])
 
 
-@settings(max_examples=amount(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=amount(100, 6000), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=st.binary(max_size=60), node=st.binary(max_size=60))
 def test_any_content_with_right_checksums(tmp_path: Path, body: bytes, node: bytes) -> None:
     framed_node = framed(0x0CDB20DE, node)

@@ -64,6 +64,7 @@ def own_outcome(path: Path, wanted: Any, *, partial_load: bool) -> Any:
             return error
 
 
+@pytest.mark.share(3)
 @kinds
 @pytest.mark.parametrize("asked", ASKED)
 def test_a_part_is_what_it_is_for_orbax(root: Path, kind: str, asked: str) -> None:

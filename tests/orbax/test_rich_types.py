@@ -51,7 +51,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 layouts = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 _hypothesis = settings(
-    max_examples=amount(8, 400),
+    max_examples=amount(3, 400),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 _numbers = itertools.count()

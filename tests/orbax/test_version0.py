@@ -163,6 +163,7 @@ WRITERS: dict[str, Writer] = {
 writers = pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
 
 
+@pytest.mark.share(3)
 @writers
 def test_what_version_0_writes(write: Writer, tmp_path: Path) -> None:
     path = write(tmp_path / "c")
@@ -178,6 +179,7 @@ def test_what_version_0_writes(write: Writer, tmp_path: Path) -> None:
     oracle.assert_same(oracle.ours(path, found), expected)
 
 
+@pytest.mark.share(4)
 @writers
 @pytest.mark.parametrize("removed", ["_sharding", "_CHECKPOINT_METADATA", "commit_success.txt"])
 def test_what_other_releases_did_not_write(write: Writer, removed: str, tmp_path: Path) -> None:

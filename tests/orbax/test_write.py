@@ -121,6 +121,7 @@ def test_version_0_loads_it_too(layout: dict[str, Any], tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.share(3)
 @layouts
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype(dtype: str, layout: dict[str, Any], tmp_path: Path) -> None:
@@ -172,6 +173,7 @@ def test_chunks_of_a_size_and_along_axes(layout: dict[str, Any], tmp_path: Path)
     assert entry["array_metadata"]["chunk_shape"][1] < 24
 
 
+@pytest.mark.share(3)
 @layouts
 def test_arrays_larger_than_a_chunk(layout: dict[str, Any], tmp_path: Path) -> None:
     random = np.random.default_rng(0)

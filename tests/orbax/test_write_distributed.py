@@ -44,9 +44,10 @@ def ask(programs: Programs, *asked: Any) -> None:
 _numbers = itertools.count()
 
 
+@pytest.mark.share(2)
 @layouts
 @settings(
-    max_examples=amount(6, 240),
+    max_examples=amount(3, 240),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(state=states(COUNT * DEVICES, 8))
@@ -67,6 +68,7 @@ def test_orbax_loads_what_two_processes_wrote(
     shutil.rmtree(path)
 
 
+@pytest.mark.share(3)
 @layouts
 def test_uneven_parts_of_torch(layout: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()

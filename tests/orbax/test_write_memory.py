@@ -31,6 +31,7 @@ CASES = [
 ]
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize(("layout", "kind", "mode"), CASES, ids=["-".join(case) for case in CASES])
 def test_memory_is_within_the_bound(layout: str, kind: str, mode: str, tmp_path: Path) -> None:
     bound = 5 * MIB
@@ -41,6 +42,7 @@ def test_without_a_bound_compressing_takes_more(tmp_path: Path) -> None:
     assert extra_bytes(tmp_path / "saved", "random-one", "save", None, use_ocdbt=True) > 32 * MIB
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("bound", [1, 3 * MIB, 40 * MIB, 1 << 40])
 def test_what_is_saved_is_the_same_whatever_the_bound(

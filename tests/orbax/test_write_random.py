@@ -70,7 +70,7 @@ TREES = st.recursive(
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @settings(
-    max_examples=amount(6, 300),
+    max_examples=amount(2, 300),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(tree=st.dictionaries(KEYS, TREES, min_size=1, max_size=4), chunk_bytes=st.sampled_from([None, 4, 64]))
@@ -89,7 +89,8 @@ def test_orbax_loads_random_states_as_its_own(
 
 
 @settings(
-    max_examples=amount(25), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=amount(10, 500),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
 def test_any_sharding_to_any_other(data: st.DataObject, tmp_path: Path) -> None:

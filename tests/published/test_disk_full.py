@@ -54,6 +54,7 @@ def leave(disk: Path, pages: int) -> None:
             os.posix_fallocate(file.fileno(), 0, free * PAGE_BYTES)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("after", MODELS)
 @pytest.mark.parametrize("before", ["nothing", *MODELS])
 def test_every_page_may_be_the_last(tmp_path: Path, before: str, after: str) -> None:

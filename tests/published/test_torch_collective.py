@@ -98,6 +98,7 @@ def bytes_of_files(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.iterdir())
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("files", [1, 5])
 @pytest.mark.parametrize("place", [None, Divided(0), Divided(1)], ids=["all", "rows", "columns"])
 def test_every_byte_is_read_by_one_process(tmp_path: Path, files: int, place: Any) -> None:
@@ -139,6 +140,7 @@ def test_each_reads_its_share_of_every_disk(tmp_path: Path, place: Any) -> None:
         assert abs(fast - 4 * MIB) < 2 * MIB
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("send", [True, False])
 @pytest.mark.parametrize("place", [None, Divided(0), Divided(1)], ids=["all", "rows", "columns"])
 def test_memory_stays_within_its_limit(tmp_path: Path, place: Any, send: bool) -> None:
@@ -221,6 +223,7 @@ def test_what_one_cannot_open_fails_in_all(tmp_path: Path, model: Path) -> None:
     assert {error.context["path"] for error in errors} == {str(copy / "1.safetensors")}
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("victim", [0, 1, 2])
 @pytest.mark.parametrize("where", ["reading", "sending"])
 def test_a_killed_process_is_named_by_all_others(

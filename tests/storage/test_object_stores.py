@@ -456,7 +456,7 @@ def test_killed_before_any_request_a_save_leaves_the_old_checkpoint_or_the_new(
     place: Bucket, overwrite: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcomes = []
-    for number in itertools.count(1, 1 if IS_LONG else 3):
+    for number in itertools.count(1, 1 if IS_LONG else 7):
         path = f"{place.location}/{number}"
         with place.context():
             if overwrite:
@@ -679,6 +679,7 @@ def lose_data(path: str) -> None:
         shutil.rmtree(directory)
 
 
+@pytest.mark.share(5)
 @pytest.mark.parametrize("is_copied", [False, True])
 @pytest.mark.parametrize("remove", [delete, lose_record, lose_data])
 def test_a_load_of_what_is_deleted_meanwhile_says_so(

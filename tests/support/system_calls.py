@@ -107,8 +107,9 @@ def run(function: Callable[[], None], kill_before: int | None) -> tuple[bool, li
 def steps_to_walk(changes: list[str], first: int = 0) -> Iterator[int]:
     """The changes before which a walk kills, in turn; without an end, as a run may have more than another.
 
-    Of equal changes in a row (writes to one file, files that are removed one by one) those between the first
-    and the last are left out, unless the whole is asked for (`tests.support.long`).
+    Unless the whole is asked for (`tests.support.long`), only some are walked: those before and after each
+    rename, as renames commit, and each third of the others. Of equal changes in a row (writes to one file,
+    files that are removed one by one) those between the first and the last are left out before that.
 
     Args:
         changes: Those of a run that was not killed.
@@ -116,7 +117,13 @@ def steps_to_walk(changes: list[str], first: int = 0) -> Iterator[int]:
     """
     steps: Iterable[int] = range(first, len(changes))
     if not IS_LONG:
-        steps = (step for step in steps if changes[max(0, step - 1) : step + 2] != [changes[step]] * 3)
+        ends = [step for step in steps if changes[max(0, step - 1) : step + 2] != [changes[step]] * 3]
+        commits = {
+            step
+            for step in ends
+            if any(name.startswith("rename") for name in changes[max(0, step - 1) : step + 1])
+        }
+        steps = sorted(commits.union(ends[::3]))
     yield from steps
     yield from itertools.count(len(changes))
 

@@ -28,6 +28,7 @@ import pytest
 from etils import epath
 from jax.sharding import SingleDeviceSharding
 from orbax.checkpoint import v1 as oracle
+from tests.support.long import IS_LONG
 from tests.surface.walk import public
 
 import waystation
@@ -132,7 +133,7 @@ OPTIONS = _all_options()
 CASES = [
     (name, number)
     for name, annotation in OPTIONS.items()
-    for number in range(len(_values(name, annotation, oracle)))
+    for number in range(0, len(_values(name, annotation, oracle)), 1 if IS_LONG else 3)
 ]
 
 
@@ -175,6 +176,7 @@ def _use(library: Any, directory: Path, prepare: Callable[[Any], None]) -> Excep
     return None
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::RuntimeWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(("name", "number"), CASES, ids=str)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.disks import in_memory
+from tests.support.long import IS_LONG
 from torture.bench import cells
 from torture.faults.agents import DamagedSlots
 from torture.operations import OLD
@@ -36,21 +37,31 @@ def torture(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-# One run of each for each system: what it costs is known beforehand.
-FAULTS = (
-    "kill/*,EIO/*,ENOSPC/*,EINTR/*,short/*,power cut/*,fuse short/*,fork/*,together/two*,"
-    "sandbox/docker/*,sandbox/full disk/*"
-)
+# One run of each: what it costs is known beforehand. `make test` makes all of them with our own layout. With
+# each other system it makes the kills and a third of the rest, and with the next system another third.
+FAULTS = [
+    *("kill/*", "EIO/*", "ENOSPC/*", "EINTR/*", "short/*", "power cut/*", "fuse short/*", "fork/*"),
+    *("together/two*", "sandbox/docker/*", "sandbox/full disk/*"),
+]
 
 
+def faults_of(system: str) -> list[str]:
+    if IS_LONG or system == "waystation":
+        return FAULTS
+    return ["kill/*", *FAULTS[1 + SYSTEMS.index(system) % 3 :: 3]]
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_no_fault_loses_or_changes_anything(system: str, tmp_path: Path) -> None:
     journal = tmp_path / "journal.jsonl"
+    faults = ",".join(faults_of(system))
     with in_memory() as directory:
-        options = [f"--systems={system}", f"--faults={FAULTS}", "--runs=1", f"--journal={journal}"]
+        options = [f"--systems={system}", f"--faults={faults}", "--runs=1", f"--journal={journal}"]
         done = torture("run", *options, f"--directory={directory}")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert sum(run.outcome is Outcome.OK for run in Journal(journal).runs()) > 20
+    least = 20 if faults_of(system) == FAULTS else 7
+    assert sum(run.outcome is Outcome.OK for run in Journal(journal).runs()) > least
 
 
 def test_damage_of_our_own_layout_is_told(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.support.long import amount
 
 from waystation import training
 from waystation.storage import AnyPath
@@ -26,12 +27,13 @@ with training.Checkpointer(sys.argv[1], preservation_policy=policy) as checkpoin
 """
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("lightweight", [False, True])
 def test_a_step_is_always_found(
     directory: AnyPath, caplog: pytest.LogCaptureFixture, *, lightweight: bool
 ) -> None:
-    end = 150 if isinstance(directory, Path) else 40
+    end = amount(40, 150) if isinstance(directory, Path) else amount(15, 40)
     collector = subprocess.Popen([sys.executable, "-c", _COLLECTOR, str(directory), str(end)])
     try:
         until = time.monotonic() + _BOUND_S

@@ -83,6 +83,7 @@ DAMAGES = [
 ]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 def test_the_newest_whole_step_is_loaded(directory: AnyPath, damage: Callable[[AnyPath], None]) -> None:
     save_steps(directory, 1, 2, 3, 4)

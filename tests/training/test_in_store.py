@@ -315,7 +315,7 @@ def test_killed_before_any_request_a_program_resumes(
     bucket: s3.Bucket, root: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcomes = []
-    for number in itertools.count(1, 1 if IS_LONG else 7):
+    for number in itertools.count(1, 1 if IS_LONG else 13):
         own = root / str(number)
         with keeper(own, n=2) as checkpointer:
             for step in (1, 2):

@@ -53,6 +53,7 @@ def save(root: AnyPath, *steps: int) -> None:
             checkpointer.save(step, state(step), metrics={"score": step}, force=True, overwrite=True)
 
 
+@pytest.mark.share(3)
 def test_what_is_lacking_is_copied_the_newest_first(places: tuple[AnyPath, AnyPath]) -> None:
     source, target = places
     save(source, 1, 2, 10)
@@ -72,6 +73,7 @@ def test_what_is_lacking_is_copied_the_newest_first(places: tuple[AnyPath, AnyPa
             assert waystation.verify(second.path).damages == []
 
 
+@pytest.mark.share(3)
 def test_what_differs_is_replaced_only_if_that_is_asked_for(places: tuple[AnyPath, AnyPath]) -> None:
     source, target = places
     save(source, 1, 2)
@@ -84,6 +86,7 @@ def test_what_differs_is_replaced_only_if_that_is_asked_for(places: tuple[AnyPat
     assert sorted(mirror(source, target).equal) == ["1", "2"]
 
 
+@pytest.mark.share(3)
 def test_nothing_is_removed_unless_that_is_asked_for(places: tuple[AnyPath, AnyPath]) -> None:
     source, target = places
     save(source, 1, 2, 3)

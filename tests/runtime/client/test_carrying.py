@@ -36,6 +36,7 @@ def require_same_checkpoint(leaves: dict[str, Any], directory: Path) -> None:
     assert not compare(directory / "here", directory / "there").differences
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", sorted(torch_memory._BY_NAME))
 def test_every_dtype_of_torch(tmp_path: Path, name: str) -> None:
     dtype = torch_memory.torch_dtype(name)

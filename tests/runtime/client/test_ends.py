@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.long import amount
 
 PROGRAM = """
 import sys
@@ -40,7 +41,7 @@ if sys.argv[1] == "closed":
 def test_a_program_that_ends_while_calls_run_ends_as_it_says(tmp_path: Path, how: str, status: int) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    for _ in range(2):
+    for _ in range(amount(1, 2)):
         ended = subprocess.run(
             [sys.executable, program, how], capture_output=True, text=True, timeout=120, check=False
         )

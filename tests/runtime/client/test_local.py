@@ -434,6 +434,7 @@ class Model:
             np.testing.assert_array_equal(x, a)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_random_sequences_of_calls(client: runtime.Client, tmp_path: Path, seed: int) -> None:
     Model(client, seed, tmp_path).run(60)

@@ -81,6 +81,7 @@ def test_what_was_used_least_recently_makes_room_and_is_made_again() -> None:
     assert held(world)[1] == 4
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("seed", range(40))
 def test_random_programs_losses_and_clients(seed: int) -> None:
     world = World(seed, most_lowered=3)

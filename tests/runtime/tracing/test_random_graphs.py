@@ -51,7 +51,7 @@ CALLS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 9), st.integers(0, 
     returned=st.sets(st.integers(0, 9), min_size=1),
     reads=st.sets(st.integers(0, 7)),
 )
-@settings(max_examples=amount(60))
+@settings(max_examples=amount(25, 1200))
 def test_random_graphs(
     functions: list[Any],
     calls: list[tuple[int, int, int]],

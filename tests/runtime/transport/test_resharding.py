@@ -93,7 +93,7 @@ def elements(shape: tuple[int, ...], boxes: list[Box]) -> int:
 RUNS = iter(range(1 << 30))
 
 
-@settings(max_examples=amount(40))
+@settings(max_examples=amount(20, 800))
 @given(data=st.data())
 def test_a_reshard_brings_only_the_intersections(hosts: dict[str, HostProcess], data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.just(12), min_size=1, max_size=3)))
