@@ -29,8 +29,19 @@ PYTHON = ENVIRONMENT / "bin" / "python"
 LOCK = ROOT / "requirements.lock"
 EXTENSION = ROOT / "python" / "waystation" / "_native.abi3.so"
 PROGRAM = ENVIRONMENT / "bin" / "waystation-agent"
-# What most tests import.
-IMPORTED = ("flax.nnx", "jax", "orbax.checkpoint", "ray", "torch.distributed.checkpoint")
+# What tests import as they are collected, and a program that compiles it, and the sources here, to bytecode.
+# pytest compiles the files of tests itself.
+IMPORTED = (
+    *("equinox", "fastsafetensors", "flax.nnx", "grain", "hypothesis.strategies", "jax", "optax"),
+    *("orbax.checkpoint", "pytest", "ray", "torch._dynamo", "torch.distributed.checkpoint"),
+    *("torch.distributed.tensor", "typer", "yaml"),
+)
+COMPILE = f"""
+import compileall, re
+for directory in ("python", "benchmarks", "torture", "tests"):
+    compileall.compile_dir(directory, quiet=2, rx=re.compile("/(test_|conftest)"))
+import {", ".join(IMPORTED)}
+"""
 # CI keeps to the lock, and builds what `cargo test` needs as well, with its debug assertions: each crate is
 # compiled once.
 IN_CI = {"MATURIN_PEP517_ARGS": "--locked --profile dev --features as-tested"}
@@ -55,7 +66,8 @@ def main() -> None:
         # Processes of tests begin at once, and each would compile to bytecode all that they import. One
         # process does it now, while the extension is built; if it fails, tests do it.
         importing = subprocess.Popen(
-            [PYTHON, "-c", f"import {', '.join(IMPORTED)}"],
+            [PYTHON, "-c", COMPILE],
+            cwd=ROOT,
             env=python_variables(),
             stderr=subprocess.DEVNULL,
         )

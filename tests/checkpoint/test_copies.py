@@ -38,6 +38,8 @@ from waystation.errors import (
 from waystation.storage import AnyPath, Location
 from waystation.storage.store_leases import StoreLeases
 
+pytestmark = pytest.mark.long
+
 KINDS = ("disk", "store")
 PAIRS = list(itertools.product(KINDS, KINDS)) if IS_LONG else [("disk", "store"), ("store", "disk")]
 EVERY_PAIR = pytest.mark.parametrize("places", PAIRS, indirect=True, ids="-".join)

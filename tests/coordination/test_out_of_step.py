@@ -10,6 +10,8 @@ from tests.coordination import scenarios_out_of_step as scenarios
 from tests.support.long import IS_LONG
 from tests.support.programs import Raised, running
 
+pytestmark = pytest.mark.long
+
 FRAMEWORKS = ["torch", "torch-file", "jax"]
 PROGRAMS = [(framework, count) for framework in FRAMEWORKS for count in (2, 3)]
 if not IS_LONG:  # each framework, and either number of processes
@@ -96,7 +98,6 @@ def test_a_process_that_dies_meanwhile_is_called_dead(framework: str, tmp_path: 
 MOST_CALLS = 12
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_killed_before_any_call_while_processes_are_out_of_step(framework: str, tmp_path: Path) -> None:
     for call in range(MOST_CALLS) if IS_LONG else range(FRAMEWORKS.index(framework), MOST_CALLS, 6):

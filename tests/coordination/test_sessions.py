@@ -11,6 +11,8 @@ from tests.coordination import death_scenarios, scenarios
 from tests.support.long import IS_LONG
 from tests.support.programs import Raised, running
 
+pytestmark = pytest.mark.long
+
 FRAMEWORKS = ["torch", "torch-file", "jax"]
 PROGRAMS = [(framework, count) for framework in FRAMEWORKS for count in (2, 4)]
 if not IS_LONG:  # each framework, and either number of processes

@@ -24,7 +24,7 @@ import pytest
 from tests.memory import scenarios, trainers
 from tests.memory.scenarios import checkpointer_of, damage, fingerprint, state_of
 from tests.support.agents import Agent, memory_directory, running_agents, wait_until
-from tests.support.long import IS_LONG
+from tests.support.long import IS_LONG, amount
 from tests.support.ports import claimed_ports
 from tests.support.programs import running
 from tests.support.warm_python import python
@@ -36,7 +36,7 @@ from waystation.memory.exposition import samples_of
 
 SCRIPT = str(Path(sys.executable).parent / "waystation")
 HANG_S = 300
-STEPS, KILLED_AT = 40, 7
+STEPS, KILLED_AT = amount(20, 40), 7
 HOSTS = 3
 RECOVERY_PHASE = "waystation_agent_last_recovery_phase_seconds"
 FRAMEWORKS, VICTIMS = ("jax", "ddp", "fsdp"), ("host", "agent", "trainer")

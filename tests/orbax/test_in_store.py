@@ -135,6 +135,7 @@ def run(call: Callable[..., None], *arguments: object) -> int:
     return process.exitcode
 
 
+@pytest.mark.long
 def test_killed_before_any_request_a_save_is_whole_or_invisible(
     place: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,7 @@ def test_killed_at_every_step(scenario: str, tmp_path: Path) -> None:
     assert "syncfs" not in report["changes"]
 
 
+@pytest.mark.long
 def test_killed_where_many_files_are_made_durable_at_once() -> None:
     with disks.in_memory() as directory:
         report = walked("files-many-new", directory)

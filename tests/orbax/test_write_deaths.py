@@ -44,6 +44,7 @@ def is_new(path: Path, *, overwrite: bool) -> bool:
     return True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("victim", "layout", "overwrite"),
     [

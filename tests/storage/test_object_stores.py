@@ -451,6 +451,7 @@ def test_no_settings_are_shown() -> None:
 # ---- killed between requests -------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_killed_before_any_request_a_save_leaves_the_old_checkpoint_or_the_new(
     place: Bucket, overwrite: bool, monkeypatch: pytest.MonkeyPatch

@@ -311,6 +311,7 @@ def killed_at(bucket: s3.Bucket, root: Location, step: int, number: int) -> bool
         return process.exitcode != 0
 
 
+@pytest.mark.long
 def test_killed_before_any_request_a_program_resumes(
     bucket: s3.Bucket, root: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
