@@ -14,8 +14,11 @@ from benchmarks.rounds import Results
 from benchmarks.storage import server
 from benchmarks.storage.__main__ import Session, evaluate
 from benchmarks.storage.systems import SYSTEMS
+from tests.support import benchmark_processes
 from tests.support.long import only_long
 from tests.support.programs import HANG_S
+
+from benchmarks import rounds
 
 DELAY_S = 0.05
 SENT = bytes(range(256)) * (1 << 14)
@@ -69,7 +72,10 @@ def test_a_throttled_link_counts_requests_and_lets_few_through_each_second() -> 
 
 
 @pytest.mark.skipif(server.PROGRAM is None, reason="versitygw is not installed")
-def test_what_was_saved_to_the_store_is_loaded_byte_for_byte(tmp_path: Path) -> None:
+def test_what_was_saved_to_the_store_is_loaded_byte_for_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "spawn", benchmark_processes.spawn)
     names = ["raw", "waystation"]
     session = Session(
         directory=tmp_path / "work",

@@ -28,7 +28,7 @@ def test_killed_at_every_step(scenario: str, tmp_path: Path) -> None:
     # A walk that traced nothing would prove nothing.
     is_deletion = scenario.startswith("delete")
     assert len(report["changes"]) >= (5 if is_deletion else 20)
-    assert report["kills"] >= (5 if is_deletion else 12) // (1 if IS_LONG else 2)
+    assert report["kills"] >= (5 if is_deletion else 12) // (1 if IS_LONG else 3)
     assert ("linkat" in report["changes"]) is ("shared" in scenario)
     if not is_deletion:
         assert {"mkdir", "create", "fsync"} <= set(report["changes"])

@@ -1,6 +1,6 @@
 """The whole demo, with few steps, in a process of its own, as `waystation demo` would run it.
 
-In `make test` its batches are smaller, and its training programs are forked where JAX is imported.
+In `make test` its model and batches are smaller, and its training programs are forked where JAX is imported.
 """
 
 import json

@@ -24,7 +24,7 @@ def test_killed_at_every_step(name: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     # A walk that traced nothing would prove nothing.
-    assert report["kills"] >= (6 if IS_LONG else 3)
+    assert report["kills"] >= (6 if IS_LONG else 2)
     assert {"mkdir", "create", "fsync"} <= set(report["changes"])
     seen = {outcome.rpartition(" ")[2] for outcome in report["outcomes"]}
     before = "None" if SCENARIOS[name].before is None else "1"
