@@ -88,7 +88,8 @@ def assert_well(loading: Loading, outcome: dict[str, Any]) -> bool:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("framework", ["torch", pytest.param("jax", marks=only_long)])
+@only_long
+@pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_every_loader_loads_what_processes_want_byte_for_byte(framework: str, tmp_path: Path) -> None:
     planned = [
         (loading, wanted)

@@ -150,8 +150,9 @@ def test_a_store_is_as_slow_as_it_is_said_to_be(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.long
+@only_long
 @pytest.mark.usefixtures("in_this_process")
-@pytest.mark.parametrize("framework", ["torch", pytest.param("jax", marks=only_long)])
+@pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_a_training_saves_as_often_as_was_said(framework: str, tmp_path: Path) -> None:
     session = session_in(tmp_path)
     ways = ((NOWHERE, NO_SAVES), ("memory", "every 1"), (training.DISK[framework], "every 2"))

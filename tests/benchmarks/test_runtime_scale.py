@@ -46,6 +46,8 @@ def test_long_computations_hide_the_controller_and_short_ones_do_not() -> None:
     assert share(CONSTANTS, 64, found / 2) < AS_GOOD
 
 
+@pytest.mark.long
+@only_long
 def test_without_relays_the_controller_pays_for_every_host() -> None:
     flat = [smallest_computation_s(CONSTANTS, hosts, fan_out=None) for hosts in (32, 256)]
     relayed = [smallest_computation_s(CONSTANTS, hosts) for hosts in (32, 256)]

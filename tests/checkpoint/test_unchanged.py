@@ -187,7 +187,7 @@ SHAPES = st.sampled_from(
 )
 
 
-@settings(max_examples=amount(4, 300))
+@settings(max_examples=amount(2, 300))
 @given(data=st.data())
 def test_whatever_changes_between_saves(data: Any) -> None:
     """States whose arrays change, come, go, and get other shapes and dtypes load as they were saved. Whatever

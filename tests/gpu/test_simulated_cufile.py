@@ -107,6 +107,7 @@ def test_all_of_a_file_comes_so(library: Path, model: Path) -> None:
     assert (found["cufile"]["files"], found["cufile"]["buffers"]) == (0, 0)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -133,6 +134,7 @@ def test_without_a_library_files_go_through_host_memory(
     assert (found["bytes"], found["reasons"]) == (0, [found["problem"]])
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.layouts.plans import PATHS, Program, expand
+from tests.support.long import amount
 
 from waystation import grid
 from waystation.errors import Corrupt
@@ -37,6 +38,7 @@ def program(transposed: bool = False) -> Program:
 
 
 @pytest.mark.parametrize("transposed", [False, True])
+@settings(max_examples=amount(6, 300))
 @given(data=st.data())
 def test_what_was_written_is_read(transposed: bool, data: Any) -> None:
     whole = program(transposed)

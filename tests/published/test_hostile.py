@@ -46,6 +46,7 @@ def test_the_corpus_is_refused(tmp_path: Path, case: str) -> None:
         waystation.safetensors.load(tmp_path, framework="numpy")
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("reader", [*readers.LOADING, *readers.SUMMING])
 def test_the_corpus_is_refused_by_every_way_to_read(tmp_path: Path, reader: str) -> None:
     path = tmp_path / "model.safetensors"
@@ -59,6 +60,7 @@ def test_the_corpus_is_refused_by_every_way_to_read(tmp_path: Path, reader: str)
     assert os.listdir(tmp_path) == ["model.safetensors"]
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("command", ["sum", "verify"])
 def test_the_corpus_is_refused_by_commands(tmp_path: Path, command: str) -> None:
     path = tmp_path / "model.safetensors"

@@ -78,6 +78,7 @@ def read_while(running: list[subprocess.Popen[str]], path: Path) -> None:
             value_of(path)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("kind", FILES)
 def test_two_savers_leave_one_whole_model(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "model"
@@ -89,6 +90,7 @@ def test_two_savers_leave_one_whole_model(tmp_path: Path, kind: str) -> None:
     assert not [name for name in os.listdir(path) if name.startswith(".")]
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("kind", FILES)
 def test_two_savers_where_no_directory_was(tmp_path: Path, kind: str) -> None:
     """Whoever comes second replaces what the first has made."""
@@ -126,6 +128,7 @@ def test_the_second_who_may_not_overwrite_is_refused(tmp_path: Path) -> None:
     assert value_of(tmp_path / "model") in (2, 3)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("kind", FILES)
 def test_one_of_two_savers_is_killed(tmp_path: Path, kind: str) -> None:
     """The other one goes on at once, and the model is whole after every kill."""
@@ -274,6 +277,7 @@ def test_the_lock_of_the_next_owner_is_left_alone(tmp_path: Path, monkeypatch: p
 # ---- checksums -----------------------------------------------------------------------------------
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("kind", FILES)
 def test_checksums_of_an_earlier_model_are_not_those_of_the_next(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "model"
@@ -285,6 +289,7 @@ def test_checksums_of_an_earlier_model_are_not_those_of_the_next(tmp_path: Path,
         assert verify_files(path) == []
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("kind", FILES)
 def test_sums_beside_saves(tmp_path: Path, kind: str) -> None:
     """Whatever was summed when, no load takes a whole model for a damaged one."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.runtime.cluster.driving import manager_of, visiting, wait_until
-from tests.support.long import amount
+from tests.support.long import amount, only_long
 
 from waystation.errors import NotFound
 from waystation.runtime.client import client as client_module
@@ -43,7 +43,7 @@ def different_programs(client: Client, functions: list[Any], start: int, count: 
 def test_thousands_of_programs_take_no_more_than_the_last_ones(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = amount(64, client_module.KEPT_PROGRAMS)
+    kept = amount(16, client_module.KEPT_PROGRAMS)
     monkeypatch.setattr(client_module, "KEPT_PROGRAMS", kept)
     with visiting(address) as cluster:
         cluster.add_island("forgetting", hosts=2)
@@ -53,7 +53,7 @@ def test_thousands_of_programs_take_no_more_than_the_last_ones(
             x = client.put(np.zeros(4, np.float32), on)
             processes = [manager_of(cluster)]
             processes += [host.process_id for host in cluster.island("forgetting").status().hosts]
-            first, more = 2 * kept, amount(600, 1500)
+            first, more = 2 * kept, amount(150, 1500)
             different_programs(client, functions, 0, first, x)
             before = list(map(resident_bytes, processes))
             different_programs(client, functions, first, more, x)
@@ -73,6 +73,8 @@ def test_thousands_of_programs_take_no_more_than_the_last_ones(
         wait_until(lambda: not any(host.programs for host in cluster.island("forgetting").status().hosts))
 
 
+@pytest.mark.long
+@only_long
 def test_functions_are_forgotten_when_the_program_drops_them(address: str) -> None:
     with visiting(address) as cluster:
         cluster.add_island("dropping")

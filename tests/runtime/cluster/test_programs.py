@@ -22,6 +22,7 @@ from tests.runtime.cluster.driving import (
     wait_until,
 )
 from tests.runtime.cluster.host_functions import fail, tell
+from tests.support.long import only_long
 
 from waystation.errors import InvalidInput
 from waystation.runtime.cluster import Cluster, ClusterBackend, connect
@@ -273,6 +274,8 @@ def wrong_results(cluster: Cluster, island: str, rounds: int) -> int:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.long
+@only_long
 def test_without_an_order_two_clients_get_wrong_sums_and_with_it_never(address: str) -> None:
     with visiting(address) as cluster:
         cluster.add_island("ordered", hosts=2)
