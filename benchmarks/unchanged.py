@@ -4,13 +4,16 @@ The state is a frozen model of 2.47 GB and low-rank adapters of one percent of i
 each matrix. A round saves it whole, and then, with other adapters, twice with `unchanged_from` the save
 before: the second save finds frozen and trained arrays mixed in the files of the first, the third does not.
 All saves are durable, are made by one process, and are checked by a load in the first round, after the clock
-has stopped. One round before the others is not counted.
+has stopped. One round before the others is not counted. With `--store` the saves go to a local server of S3's
+protocol (VersityGW), which shares the machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import shutil
 import statistics
 import time
@@ -27,6 +30,7 @@ from benchmarks.measure import settle_disks
 from benchmarks.report import show_machine, show_targets
 from benchmarks.rounds import Document, mean_and_deviation
 from benchmarks.session import default_directory
+from benchmarks.storage import server, systems
 from benchmarks.targets import Line, as_json
 
 SAVES = ("full", "second", "third")
@@ -39,6 +43,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a small state: does it work?")
     parser.add_argument("--rounds", type=command.positive, default=5)
     parser.add_argument("--directory", type=Path, help="on the file system that is measured")
+    parser.add_argument("--store", action="store_true", help="save to an object store on that file system")
     command.add_report_argument(parser)
     arguments = parser.parse_args()
     console = command.wide_console()
@@ -50,22 +55,41 @@ def measure(arguments: argparse.Namespace, console: Console) -> Document:
     place = arguments.directory or default_directory()
     directory = place / "unchanged"
     directory.mkdir(parents=True)
-    document: Document = {"machine": machine.describe(directory), "quick": arguments.quick, "runs": []}
+    document: Document = {
+        "machine": machine.describe(directory),
+        "quick": arguments.quick,
+        "store": arguments.store,
+        "runs": [],
+    }
     try:
         base = _base(arguments.quick)
-        for repetition in range(-1, arguments.rounds):
-            for run in _round(directory, base, repetition, quick=arguments.quick):
-                shown = f"{run['save']}: {run['seconds']:.3f} s, {run['bytes'] / 1e6:.1f} MB"
-                console.print(shown, highlight=False)
-                document["runs"] += [run] if repetition >= 0 else []
+        with _place(directory, is_store=arguments.store) as run_directory:
+            for repetition in range(-1, arguments.rounds):
+                for run in _round(run_directory, base, repetition, quick=arguments.quick):
+                    shown = f"{run['save']}: {run['seconds']:.3f} s, {run['bytes'] / 1e6:.1f} MB"
+                    console.print(shown, highlight=False)
+                    document["runs"] += [run] if repetition >= 0 else []
     finally:
         shutil.rmtree(directory if arguments.directory else place)
     document["targets"] = as_json(list(evaluate(document)))
-    results = command.results_path("unchanged", quick=arguments.quick)
+    label = "unchanged-store" if arguments.store else "unchanged"
+    results = command.results_path(label, quick=arguments.quick)
     results.parent.mkdir(parents=True, exist_ok=True)
     results.write_text(json.dumps(document, indent=1) + "\n")
     console.print(f"results: {results}")
     return document
+
+
+@contextlib.contextmanager
+def _place(directory: Path, *, is_store: bool) -> Iterator[str]:
+    """Where checkpoints go: a directory, or the bucket of a server whose objects are in it. The environment
+    says how that is reached."""
+    if not is_store:
+        yield os.fspath(directory)
+        return
+    with server.running(directory) as port:
+        systems.reach(f"http://127.0.0.1:{port}")
+        yield f"s3://{server.BUCKET}/run"
 
 
 def _base(quick: bool) -> dict[str, Any]:
@@ -86,19 +110,17 @@ def _state(base: dict[str, Any], step: int) -> dict[str, Any]:
     return states.nest({f"{name}.weight": array for name, array in base.items()} | adapters)
 
 
-def _round(
-    directory: Path, base: dict[str, Any], repetition: int, *, quick: bool
-) -> Iterator[dict[str, Any]]:
+def _round(directory: str, base: dict[str, Any], repetition: int, *, quick: bool) -> Iterator[dict[str, Any]]:
     import waystation
 
     seen: list[waystation.SaveStatistics] = []
     context = waystation.Context()
     context.array.saving.on_statistics = seen.append
-    earlier: Path | None = None
+    earlier: str | None = None
     for number, save in enumerate(SAVES):
         state = _state(base, 3 * (repetition + 1) + number)
         settle_disks(quick=quick)
-        path = directory / save
+        path = f"{directory}/{save}"
         with context:
             begun = time.perf_counter()
             waystation.save(path, state, unchanged_from=earlier)
@@ -116,13 +138,14 @@ def _round(
         }
         earlier = path
     for save in SAVES:
-        shutil.rmtree(directory / save)
+        waystation.delete(f"{directory}/{save}")
 
 
 def show(document: Document, console: Console) -> None:
     """Prints the table and the targets."""
     show_machine(document, console)
-    table = Table(title="saves of a model with adapters, all durable", title_justify="left")
+    where = "to an object store" if document.get("store") else "all durable"
+    table = Table(title=f"saves of a model with adapters, {where}", title_justify="left")
     for heading in ("save", "s", "worst, s", "MB written", "of the full save's time"):
         table.add_column(heading)
     full = _values(document, "full")

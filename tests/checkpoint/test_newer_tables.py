@@ -56,13 +56,12 @@ def seal(path: Path, body: Any) -> None:
 @pytest.mark.parametrize(
     ("table", "section", "offset", "told"),
     [
-        ("files.bin", 0, 8, "a data file outside this checkpoint"),
         ("files.bin", 0, 12, "flags of a data file"),
         ("files.bin", 0, 48, "a strong hash of a data file"),
         ("chunks.bin", 0, 12, "a reserved field of an array"),
         ("chunks.bin", 1, 4, "the codec of a chunk"),
     ],
-    ids=["location", "flags", "hash", "array", "codec"],
+    ids=["flags", "hash", "array", "codec"],
 )
 def test_what_only_a_newer_release_understands_is_unsupported(
     saved: Path, table: str, section: int, offset: int, told: str
@@ -72,3 +71,10 @@ def test_what_only_a_newer_release_understands_is_unsupported(
         with pytest.raises(errors.Unsupported, match=f"{told}: unknown to this release") as caught:
             call(saved)
         assert caught.value.context["path"] == str(saved / "state" / table)
+
+
+def test_a_file_in_a_place_that_the_record_does_not_list_is_damage(saved: Path) -> None:
+    fill(saved, "files.bin", 0, 8)
+    with pytest.raises(errors.Corrupt, match="place 1 of the 0") as caught:
+        waystation.load(saved)
+    assert caught.value.context["path"] == str(saved / "state" / "files.bin")

@@ -95,10 +95,9 @@ def test_a_newer_version_is_unsupported() -> None:
         _native.decode_table("checksums", with_checksums(bytes(table)), "checksums.bin")
 
 
-@pytest.mark.parametrize("position", [8, 12])
-def test_a_reserved_field_in_use_is_unsupported(position: int) -> None:
+def test_a_reserved_field_in_use_is_unsupported() -> None:
     table = bytearray(_native.encode_table("files", [file_entry(0, 4096, 0)]))
-    table[PAGE_BYTES + position] = 1
+    table[PAGE_BYTES + 12] = 1
     with pytest.raises(Unsupported, match="newer"):
         _native.decode_table("files", with_checksums(bytes(table)), "files.bin")
 

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.support import programs, s3
 from tests.support.leases import require_never_both
@@ -484,3 +485,29 @@ def test_many_steps_are_collected_side_by_side(bucket: s3.Bucket, root: Location
             assert steps_of(checkpointer) == [count]
         assert time.monotonic() - begun < 40
     assert names_in(root) == [str(count)]
+
+
+def test_unchanged_arrays_are_shared_with_the_newest_step(bucket: s3.Bucket, root: Location) -> None:
+    frozen = np.random.default_rng(0).standard_normal(50_000)
+    seen: list[waystation.SaveStatistics] = []
+    context = bucket.context()
+    context.array.saving.on_statistics = seen.append
+    with context, keeper(root, n=2, reuse_unchanged=True) as checkpointer:
+        for step in range(5):
+            response = checkpointer.save_async(
+                step, {"frozen": frozen, "trained": np.full(1000, step), "step": step}, force=True
+            )
+            assert response is not None
+            if step % 2:
+                response.result()
+        checkpointer.wait()
+        assert [each.bytes_shared for each in seen] == [0] + 4 * [frozen.nbytes]
+        assert steps_of(checkpointer) == [3, 4]
+    with keeper(root, n=2) as resumed:
+        for step in (3, 4):
+            loaded = resumed.load(step)
+            assert np.array_equal(loaded["frozen"], frozen)
+            assert loaded["step"] == step
+        for step in (5, 6):
+            resumed.save(step, {"step": step}, force=True)
+    assert names_in(root) == ["5", "6"], "what they shared goes with the last of them"

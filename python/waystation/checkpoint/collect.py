@@ -180,8 +180,8 @@ def _remove(leftover: Leftover, older_than_s: float) -> bool:
 
 
 def _judge(leftover: Leftover, older_than_s: float) -> Verdict:
-    if storage.of(leftover.path).renames is None and not leftover.dead and leftover.age_s <= EXPIRES_S:
-        return "leased"
+    if storage.of(leftover.path).renames is None and (leftover.dead or leftover.age_s <= EXPIRES_S):
+        return "dead" if leftover.dead else "leased"  # a process that has committed may run on
     if leftover.is_running:
         return "running"
     if leftover.undecided:

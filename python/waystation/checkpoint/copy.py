@@ -21,6 +21,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from waystation import _native, storage
 from waystation._arguments import require_function
 from waystation._errors import (
@@ -58,6 +60,7 @@ from waystation.layouts.native.records import (
     Digest,
     read_vouched,
 )
+from waystation.layouts.native.tables import FILE_ENTRY
 from waystation.storage.bandwidth import Bandwidth
 from waystation.storage.leases import Leases
 from waystation.storage.store_leases import StoreLeases
@@ -345,11 +348,27 @@ def _part(
     for path, content in zip(others, _vouched(others, root), strict=True):
         contents[os.path.basename(path)] = content
     sizes = state.tables.files["file_bytes"].tolist()
+    own_content = metadata.record
+    if own.places:
+        alone, contents[names.FILE_TABLE] = on_its_own(own, contents[names.FILE_TABLE])
+        own_content = alone.encode()
     files = [
         CopiedFile(os.path.basename(path), path, nbytes, state.tables.file_checksums(number))
         for number, (path, nbytes) in enumerate(zip(state.paths(), sizes, strict=True))
     ]
-    return CopiedPart(name, PYTREE, names.CHECKPOINTABLE_RECORD, metadata.record, contents, files), state
+    return CopiedPart(name, PYTREE, names.CHECKPOINTABLE_RECORD, own_content, contents, files), state
+
+
+def on_its_own(own: CheckpointableRecord, file_table: bytes) -> tuple[CheckpointableRecord, bytes]:
+    """The record and the table of files of a copy that has all its files, of a state that shares some with
+    other checkpoints in a store."""
+    (section,) = _native.decode_table("files", file_table, names.FILE_TABLE)
+    files = np.frombuffer(section, FILE_ENTRY).copy()
+    files["location"] = 0
+    table = _native.encode_table("files", [files.tobytes()])
+    return dataclasses.replace(
+        own, tables={**own.tables, names.FILE_TABLE: Digest.of(table)}, places=()
+    ), table
 
 
 def _vouched(digests: dict[str, Digest], root: storage.Root) -> list[bytes]:

@@ -180,6 +180,7 @@ class NativeLayout(CutStates):
         self._prepared: list[Prepared] = []
         self._waited_for: Ranges = {}
         self._parts: list[Part] = []  # where no other process has any
+        self._attempt: StoreAttempt | None = None  # in the process that has made it
 
     def check(self, save: Save, checkpointables: Collection[str]) -> None:
         """Refuses the names of files of the layout, and an earlier checkpoint that is not there."""
@@ -204,6 +205,10 @@ class NativeLayout(CutStates):
     def _plan_beside(self, earlier: str, save: Save, writing: Writing) -> None:
         """Plans the files, and shares those of an earlier checkpoint that need not be written again."""
         found = unchanged.Earlier.open(earlier, list(self.taken))
+        if found is not None and not found.may_share_with(save.target):
+            found = None
+        if found is not None and self._attempt is not None:
+            self._attempt.owners = found.owners()
         process, waited_for = save.writer.process, dict(self._waited_for)
         for name, taken in self.taken.items():
             shared = None
@@ -217,7 +222,8 @@ class NativeLayout(CutStates):
                 )
                 chunks = Chunks.of(taken.chunks)
                 shared = unchanged.share(found, name, chunks, taken.sources, taken.labels, place)
-            entry = prepare.plan(name, taken, save.options, process, shared)
+            is_in_store = storage.is_in_store(save.target)
+            entry = prepare.plan(name, taken, save.options, process, shared, is_in_store=is_in_store)
             self._prepared.append(entry)
             if shared is not None:
                 save.shared_bytes += int(chunks.lengths.sum()) - entry.plan.data_bytes
@@ -258,7 +264,8 @@ class NativeLayout(CutStates):
 
     def begin_in_store(self, save: Save, *, overwrite: bool) -> StoreAttempt:
         """See `StoreLayout`."""
-        return StoreAttempt(save.target, overwrite=overwrite)
+        self._attempt = StoreAttempt(save.target, overwrite=overwrite)
+        return self._attempt
 
     def files_in_store(self, attempt_path: str, name: str) -> str:
         """See `StoreLayout`."""

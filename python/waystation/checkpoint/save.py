@@ -65,8 +65,9 @@ def save(
         checkpointable_name: The name of the state in the checkpoint.
         overwrite: Replace an existing checkpoint, which stays whole until the new one is committed.
         custom_metadata: A dict of JSON values, with strings as keys, to keep with the checkpoint.
-        unchanged_from: An earlier checkpoint, on the same file system. Arrays that are equal to its own are
-            not written again: the new checkpoint shares its data files, if enough of them is unchanged.
+        unchanged_from: An earlier checkpoint, on the same file system, or beside `path` in the same store.
+            Arrays that are equal to its own are not written again: the new checkpoint shares its data files,
+            if enough of them is unchanged.
 
     Raises:
         Conflict: `path` exists and is not an empty directory; with `overwrite`, it is no checkpoint either.
@@ -148,8 +149,9 @@ def save_checkpointables(
             (`waystation.handlers`).
         overwrite: Replace an existing checkpoint, which stays whole until the new one is committed.
         custom_metadata: A dict of JSON values, with strings as keys, to keep with the checkpoint.
-        unchanged_from: An earlier checkpoint, on the same file system. Arrays that are equal to its own are
-            not written again: the new checkpoint shares its data files, if enough of them is unchanged.
+        unchanged_from: An earlier checkpoint, on the same file system, or beside `path` in the same store.
+            Arrays that are equal to its own are not written again: the new checkpoint shares its data files,
+            if enough of them is unchanged.
 
     Raises:
         NoHandler: No handler can save one of them; the message names it.
@@ -329,10 +331,10 @@ def open_saving(
             f"'{target}'; set multiprocessing.primary_host = 0, or save to a directory",
             path=target,
         )
-    if earlier is not None and (is_in_store or is_local or not is_native):
+    if earlier is not None and (is_local or not is_native):
         raise Unsupported(
-            "checkpoints share data files in Waystation's own layout only, on a file system that all "
-            f"processes share, and '{target}' would be none of these; save without unchanged_from",
+            "checkpoints share data files in Waystation's own layout only, in storage that all "
+            f"processes share, and '{target}' would be neither; save without unchanged_from",
             path=target,
         )
     layout: NativeLayout | OrbaxLayout = NativeLayout(earlier=earlier) if is_native else OrbaxLayout()

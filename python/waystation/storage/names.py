@@ -10,6 +10,7 @@ WRITER = ".waystation-writer"  # of the process that replaces what is in a direc
 WRITER_REMOVAL = ".waystation-writer-removal"
 
 ATTEMPT_INFIX = ".waystation-tmp-"
+REFERENCE = ".waystation-reference."  # of the attempt that follows, on data of a checkpoint in a store
 EXPORT_INFIX = ".waystation-export-"
 
 # The last part is random, or the id of the transaction that the attempt is part of.

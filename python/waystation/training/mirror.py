@@ -27,7 +27,7 @@ from waystation._errors import (
     WaystationError,
     WrongType,
 )
-from waystation.checkpoint.copy import Copying, CopyStatistics
+from waystation.checkpoint.copy import Copying, CopyStatistics, on_its_own
 from waystation.checkpoint.paths import PathLike, is_checkpoint, layout_at, natural_order
 from waystation.layouts.native import commit, names
 from waystation.layouts.native.records import (
@@ -256,15 +256,27 @@ def same(first: str, second: str) -> bool:
 def _same(first: str, second: str, own: tuple[str, Digest], other: tuple[str, Digest]) -> bool:
     if own[1] == other[1]:
         return True
-    # Of handlers' files, whose records differ between disks and stores.
+    # Records differ of handlers' files, between disks and stores, and of states that share files with others.
     found = _record(first, own)
     try:
         present = _record(second, other)
+        if found.kind == present.kind == PYTREE:
+            return _tables(first, own[0], found) == _tables(second, other[0], present)
     except (Corrupt, NotFound, Unsupported):
         return False
     if PYTREE in (found.kind, present.kind):
         return False
     return (found.handler, found.files) == (present.handler, present.files)
+
+
+def _tables(checkpoint: str, directory: str, own: CheckpointableRecord) -> dict[str, Digest]:
+    """The digests of the tables of a state, as those of a copy are that has all its files."""
+    if not own.places:
+        return own.tables
+    path = os.path.join(checkpoint, directory, names.FILE_TABLE)
+    (content,) = read_vouched({path: own.tables[names.FILE_TABLE]})
+    alone, _ = on_its_own(own, content)
+    return alone.tables
 
 
 def _record(checkpoint: str, entry: tuple[str, Digest]) -> CheckpointableRecord:

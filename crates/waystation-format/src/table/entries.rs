@@ -38,6 +38,8 @@ pub struct FileEntry {
     pub process: u32,
     /// Its number among the files of that process.
     pub sequence: u32,
+    /// Where it is: 0 for the directory of the table, else the number of a place that the record lists.
+    pub location: u32,
     /// Its length.
     pub file_bytes: u64,
     /// Bytes of its header: where its tensors begin.
@@ -57,19 +59,18 @@ impl Entry for FileEntry {
     const BYTES: usize = 64;
 
     fn write(&self, to: &mut Vec<u8>) {
-        words_of(to, &[self.process, self.sequence, 0, 0]);
+        words_of(to, &[self.process, self.sequence, self.location, 0]);
         longs_of(to, &[self.file_bytes, self.data_start, self.first_block, 0, 0, 0]);
     }
 
     fn read(bytes: &[u8]) -> Result<Self> {
         let mut fields = Fields(bytes);
-        let (process, sequence) = (fields.word(), fields.word());
-        refuse_reserved(fields.word() != 0, "a data file outside this checkpoint")?;
+        let (process, sequence, location) = (fields.word(), fields.word(), fields.word());
         refuse_reserved(fields.word() != 0, "flags of a data file")?;
         let (file_bytes, data_start, first_block) = (fields.long(), fields.long(), fields.long());
         refuse_reserved(fields.long() != 0, "a reserved field of a data file")?;
         refuse_reserved(fields.long() != 0 || fields.long() != 0, "a strong hash of a data file")?;
-        Ok(Self { process, sequence, file_bytes, data_start, first_block })
+        Ok(Self { process, sequence, location, file_bytes, data_start, first_block })
     }
 }
 

@@ -79,7 +79,14 @@ fn damage_and_other_files_are_refused() {
 fn a_reserved_field_in_use_is_unsupported() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("files.bin");
-    let files = [FileEntry { process: 0, sequence: 0, file_bytes: 4096, data_start: 4096, first_block: 0 }];
+    let files = [FileEntry {
+        process: 0,
+        sequence: 0,
+        location: 0,
+        file_bytes: 4096,
+        data_start: 4096,
+        first_block: 0,
+    }];
     let mut table = encode(TableKind::Files, &[&pack(&files)]).unwrap();
     table[PAGE_BYTES + 8] = 1;
     let page = [&table[PAGE_BYTES..2 * PAGE_BYTES - 8], &1u64.to_le_bytes()].concat();

@@ -128,6 +128,7 @@ def _link_files(
     for part, first in zip(parts, first_processes, strict=False):
         own = np.array(part.tables.files[:])
         own["process"] += first
+        own["location"] = 0
         entries.append(own)
         rows = zip(own["process"].tolist(), own["sequence"].tolist(), strict=True)
         for source, row in zip(part.paths(), rows, strict=True):

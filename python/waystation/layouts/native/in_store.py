@@ -5,7 +5,8 @@ so that no name is ever used again. The commit creates `checkpoint.json`, or rep
 there when the attempt began: one request, which fails if another writer was faster. Failure sequence: killed
 before the commit, what was there stays, and the data of the attempt are beneath it, without a name; killed
 after it, the new checkpoint is there, and the data that it replaced are without one. Whoever saves or deletes
-there next removes data without a name whose attempt has no lease any more (`remove_dead`).
+there next removes data without a name whose attempt has no lease any more (`remove_dead`). Data to which
+other checkpoints refer stay, whoever removes (`references`).
 
 A gap is left: a process that is stopped for ten minutes right between the last renewal of its lease and its
 commit may commit what another one has removed. A load then finds files missing, and says so.
@@ -31,7 +32,7 @@ from waystation._errors import (
     Unsupported,
     WaystationError,
 )
-from waystation.layouts.native import names, records
+from waystation.layouts.native import names, records, references
 from waystation.storage.attempts import Leftover, is_of_this_system, new_attempt_id
 from waystation.storage.leases import is_mark
 from waystation.storage.signs_of_life import EXPIRES_S
@@ -65,6 +66,7 @@ class StoreAttempt:
         target: The path.
         id: What the names of its data have in them.
         path: The directory of its lease; `names.directory_in` says where its data are.
+        owners: The checkpoints beside it to whose data it may refer, with the directories of these.
 
     Raises:
         PermissionDenied, Unavailable, NotFound: The store refuses it, cannot be reached, or has no such
@@ -78,6 +80,7 @@ class StoreAttempt:
         self._owner = _forks.Owner()
         self._replaced: _Replaced | None = None
         self._may_be_committed = False
+        self.owners: references.Owners = {}
         leases: list[Lease] = []
 
         def look() -> None:
@@ -161,15 +164,22 @@ class StoreAttempt:
             raise
         if self._lease.may_have_run_out:
             self._check_alive(content)
-        replaced = () if self._replaced is None else self._replaced.directories
         with warned(f"what is not needed of '{self.target}' any more"):
-            calls: list[Callable[[], object]] = [
-                self._lease.remove,
-                *(partial(_remove, self.target, [name]) for name in replaced),
-            ]
-            storage.side_by_side(self.target, call_it, calls)
-            if self._replaced is not None and not replaced:
-                remove_dead(self.target)  # what the damaged record has named
+            self._remove_replaced()
+
+    def _remove_replaced(self) -> None:
+        """Gives up the lease, and removes what the commit has replaced, and what this attempt was the last to
+        protect from others."""
+        replaced = () if self._replaced is None else self._replaced.directories
+        calls: list[Callable[[], object]] = [self._lease.remove]
+        if replaced:
+            calls.append(partial(references.remove, self.target, replaced))
+        if self.owners:  # who removes looks at the lease of whoever refers to anything
+            self._lease.remove()
+            calls[0] = partial(references.sweep, os.path.dirname(self.target), self.owners)
+        storage.side_by_side(self.target, call_it, calls)
+        if self._replaced is not None and not replaced:
+            remove_dead(self.target)  # what the damaged record has named
 
     def _check_alive(self, content: bytes) -> None:
         """Takes a commit back if the process was stopped right before it for so long that another one has
@@ -205,7 +215,11 @@ class StoreAttempt:
             for entry in storage.entries_or_none(self.target):
                 if names.mover(entry.name) == self.id:
                     storage.remove_tree(os.path.join(self.target, entry.name))
+            if self.owners:
+                references.withdraw(os.path.dirname(self.target), self.id, self.owners)
             storage.remove_tree(self.path)
+            if self.owners:
+                references.sweep(os.path.dirname(self.target), self.owners)
 
 
 def call_it(call: Callable[[], object]) -> None:
@@ -254,10 +268,6 @@ def _present(target: str) -> _Replaced | None:
     return _Replaced(version, content, record.generation, directories)
 
 
-def _remove(target: str, directories: Iterable[str]) -> None:
-    storage.side_by_side(target, lambda name: storage.remove_tree(os.path.join(target, name)), directories)
-
-
 def withdraw(target: str, *, created_ns: int | None = None) -> None:
     """Removes a checkpoint: it is gone in one act, whatever happens to the removal of its data.
 
@@ -274,7 +284,7 @@ def withdraw(target: str, *, created_ns: int | None = None) -> None:
         require_judged(target, present.content, created_ns)
     storage.remove_file(os.path.join(target, names.RECORD))
     if present is not None:
-        _remove(target, present.directories)
+        references.remove(target, present.directories)
     remove_dead(target)
 
 
@@ -317,7 +327,7 @@ def withdraw_checkpointable(target: str, name: str, attempt_id: str) -> None:
     directory, _ = remaining.pop(name)
     shrunk = dataclasses.replace(record, generation=record.generation + 1, checkpointables=remaining)
     storage.of(target).replace(path, shrunk.encode(), attempt_id, expected=version)
-    _remove(target, [directory])
+    references.remove(target, [directory])
 
 
 def is_vacant(target: str) -> bool:
@@ -330,6 +340,8 @@ def remove_dead(
 ) -> list[str]:
     """Removes data beneath a path that its record does not name, and whose attempt is over, and marks of dead
     readers; returns the paths of the data.
+
+    Data to which other checkpoints refer stay; references that nobody stands behind go.
 
     An attempt takes its lease before it writes anything, and gives it up after its commit. So the leases are
     looked at before the record is: what has none and is not named then, no attempt will name. But somebody
@@ -346,29 +358,35 @@ def remove_dead(
     data, leases = (
         {name: owner for name, owner in found.items() if owner != besides} for found in _of_attempts(present)
     )
-    if not data and not leases:
+    has_references = references.are_among(present)
+    if not data and not leases and not has_references:
         return []
     try:
-        named = _named(target)
+        named = references.named(target)
     except (Corrupt, Unsupported):
         return []  # nothing tells what is its own
-    owners = {*leases.values(), *(owner for name, owner in data.items() if name not in named)}
+    unnamed = [name for name in data if name not in named]
+    removed = []
+    if has_references:
+        unnamed, dead = references.unprotected(target, unnamed)
+        removed = [path for owner, path in dead if attempt_ids is None or owner in attempt_ids]
+        storage.side_by_side(target, storage.remove_file, removed)
+    owners = {*leases.values(), *(data[name] for name in unnamed)}
     if attempt_ids is not None:
         owners &= {*attempt_ids}
     unleased = owners - {*leases.values()}
     over = {owner for owner in owners if end_if_dead(_lease_of(target, owner))}
-    over -= {owner for owner in over & unleased if not _has_run_out(target, _data_of(owner, data, named))}
+    over -= {owner for owner in over & unleased if not _has_run_out(target, _data_of(owner, data, unnamed))}
     if not over:
-        return []
-    named = _named(target)  # anew: what has no lease now had its commit before
-    unneeded = [name for name, owner in data.items() if owner in over and name not in named]
+        return removed
+    named = references.named(target)  # anew: what has no lease now had its commit before
+    unneeded = [name for name in unnamed if data[name] in over and name not in named]
     unneeded += [name for name, owner in leases.items() if owner in over]
-    _remove(target, unneeded)
-    return [os.path.join(target, name) for name in unneeded]
+    return removed + [os.path.join(target, name) for name in references.remove(target, unneeded)]
 
 
-def _data_of(owner: str, data: Mapping[str, str], named: Collection[str]) -> list[str]:
-    return [name for name, mover in data.items() if mover == owner and name not in named]
+def _data_of(owner: str, data: Mapping[str, str], unnamed: Iterable[str]) -> list[str]:
+    return [name for name in unnamed if data[name] == owner]
 
 
 def _has_run_out(target: str, directories: Sequence[str]) -> bool:
@@ -387,21 +405,6 @@ def _of_attempts(present: Iterable[str]) -> tuple[dict[str, str], dict[str, str]
     return data, leases
 
 
-def _named(target: str) -> set[str]:
-    """The directories that the record of a checkpoint names; none where there is no record.
-
-    Raises:
-        Corrupt, Unsupported: It is damaged, or of a newer version, so that nothing tells what it names.
-    """
-    path = os.path.join(target, names.RECORD)
-    try:
-        content = storage.read_file(path, limit_bytes=records.RECORD_LIMIT_BYTES)
-    except NotFound:
-        return set()
-    found = records.CheckpointRecord.decode(content, path)
-    return {directory for directory, _ in found.checkpointables.values()}
-
-
 def _lease_of(target: str, attempt_id: str) -> str:
     return os.path.join(target, storage.names.attempt("", attempt_id))
 
@@ -412,19 +415,24 @@ def leftovers(target: str) -> list[Leftover]:
     The path of each is the directory of its lease, whether or not that is there. `dead` are those without a
     lease, and those whose process is gone, once their lease or their youngest file has run out.
     """
-    data, leases = _of_attempts(_directories(target))
-    found = {owner: read_lease(_lease_of(target, owner)) for owner in {*data.values(), *leases.values()}}
-    if not found:
+    present = _directories(target)
+    data, leases = _of_attempts(present)
+    if not data and not leases and not references.are_among(present):
         return []
+    found = {owner: read_lease(_lease_of(target, owner)) for owner in {*data.values(), *leases.values()}}
     try:
-        named = _named(target)
+        named = references.named(target)
     except (Corrupt, Unsupported):
         return []  # nothing tells what is its own
-    unnamed = {owner for name, owner in data.items() if name not in named}
-    return [
-        leftover(target, owner, found[owner], [name for name in data if data[name] == owner])
-        for owner in sorted({*unnamed, *leases.values()})
-    ]
+    places: dict[str, list[str]] = {owner: [] for owner in leases.values()}
+    unnamed = [name for name in data if name not in named]
+    if references.are_among(present):
+        unnamed, dead = references.unprotected(target, unnamed)
+        for owner, path in dead:
+            places.setdefault(owner, []).append(os.path.basename(os.path.dirname(path)))
+    for name in unnamed:
+        places.setdefault(data[name], []).append(name)
+    return [leftover(target, owner, found.get(owner), places[owner]) for owner in sorted(places)]
 
 
 def leftover(
@@ -454,7 +462,7 @@ def directories_of(target: str, attempt_id: str) -> list[str]:
     """What an attempt has beneath a path and no record names."""
     data, leases = _of_attempts(_directories(target))
     try:
-        named = _named(target)
+        named = references.named(target)
     except (Corrupt, Unsupported):
         return []
     own = [name for name, owner in (data | leases).items() if owner == attempt_id and name not in named]

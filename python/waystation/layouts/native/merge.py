@@ -24,9 +24,10 @@ from waystation._errors import InvalidInput
 from waystation.frameworks.base import ArraySource
 from waystation.layouts.native import names, tables
 from waystation.layouts.native.parts import WHOLE, Part, Recipe
+from waystation.layouts.native.records import DataPlace
 from waystation.layouts.native.statements import Said, starts
 
-__all__ = ["Part", "merge", "whole_arrays"]
+__all__ = ["Part", "merge", "places", "whole_arrays"]
 
 Integers = npt.NDArray[np.int64]
 
@@ -53,9 +54,27 @@ def merge(
             and the processes.
     """
     said = Said.by(parts, sources)
+    if any(part.places for part in parts):
+        said.files["location"] = _locations(parts)
     entries, chunks, dims = _Arranging(said, sources, labels, partial).arrange()
     checksums = np.concatenate([part.checksums for part in parts])
     return tables.Tables(said.files, entries, chunks, dims, checksums)
+
+
+def places(parts: Sequence[Part]) -> tuple[DataPlace, ...]:
+    """Where the files of all parts are that are not in the directory of the state: what the locations in the
+    merged table count from 1."""
+    return tuple(dict.fromkeys(place for part in parts for place in part.places))
+
+
+def _locations(parts: Sequence[Part]) -> npt.NDArray[np.int64]:
+    """The location of each file of all parts, each of which counts its own places."""
+    numbers = {place: number for number, place in enumerate(places(parts), 1)}
+    found = [
+        np.array([0, *(numbers[place] for place in part.places)], np.int64)[part.files["location"]]
+        for part in parts
+    ]
+    return np.concatenate(found)
 
 
 def whole_arrays(parts: Sequence[Part], labels: Sequence[str]) -> dict[str, str]:

@@ -40,8 +40,9 @@ def data_file(process: int, sequence: int) -> str:
 
 def is_passing(name: str) -> bool:
     """Whether an attempt, a reader or a collector has given something inside a checkpoint this name: it is
-    there for a while, unless the record names it."""
-    return is_mark(name) or storage.names.attempt_id(name) is not None or mover(name) is not None
+    there for a while, unless the record names it, or another checkpoint refers to it."""
+    is_of_others = is_mark(name) or name.startswith(storage.names.REFERENCE)
+    return is_of_others or storage.names.attempt_id(name) is not None or mover(name) is not None
 
 
 def partial(target: str) -> str:

@@ -12,6 +12,7 @@ in the order of their bytes, those without bytes not at all.
 
 from __future__ import annotations
 
+import json
 import math
 import zlib
 from collections.abc import Sequence
@@ -23,13 +24,20 @@ import numpy as np
 from waystation._errors import Corrupt
 from waystation.layouts.native import tables
 from waystation.layouts.native.chunks import Chunk, Chunks
-from waystation.layouts.native.write_plan import WritePlan
+from waystation.layouts.native.records import DataPlace, dump_json
+from waystation.layouts.native.write_plan import WritePlan, places_of
 
 WHOLE = -1  # the box of a chunk that is a whole array
 
 _NUMBER = np.dtype("<i4")
 _EXTENT = np.dtype("<i8")
-_PART_SECTIONS: tuple[np.dtype[Any], ...] = (tables.FILE_ENTRY, np.dtype("u1"), _EXTENT, tables.WORD)
+_PART_SECTIONS: tuple[np.dtype[Any], ...] = (
+    tables.FILE_ENTRY,
+    np.dtype("u1"),
+    _EXTENT,
+    tables.WORD,
+    np.dtype("u1"),
+)
 _RECIPE_SECTIONS: tuple[np.dtype[Any], ...] = (_NUMBER, _NUMBER, _NUMBER, _NUMBER, _EXTENT, _EXTENT)
 
 
@@ -82,12 +90,14 @@ class Part:
         recipe: An encoded `Recipe`.
         offsets: Where the distinct boxes of the recipe begin, one after another, int64.
         checksums: Of each block of each file, uint64.
+        places: Where files are that are not in the directory of the state; locations count them from 1.
     """
 
     files: tables.Table
     recipe: bytes
     offsets: tables.Table
     checksums: tables.Table
+    places: tuple[DataPlace, ...] = ()
 
     @classmethod
     def of(cls, plan: WritePlan, chunks: Sequence[Chunk], checksums: Sequence[bytes]) -> Part:
@@ -111,11 +121,15 @@ class Part:
             _dead(plan.file_entries, plan.chunk_entries[order]),
         )
         offsets = np.array([begin for offset, _ in distinct for begin in offset], np.int64)
-        return cls(plan.file_entries, recipe.encode(), offsets, np.frombuffer(b"".join(checksums), "<u8"))
+        sums = np.frombuffer(b"".join(checksums), "<u8")
+        return cls(plan.file_entries, recipe.encode(), offsets, sums, tuple(places_of(plan.shared)))
 
     def encode(self) -> bytes:
         """As bytes: the lengths of the sections, then these."""
-        return _join([self.files.tobytes(), self.recipe, self.offsets.tobytes(), self.checksums.tobytes()])
+        places = dump_json([place.to_json() for place in self.places])
+        return _join(
+            [self.files.tobytes(), self.recipe, self.offsets.tobytes(), self.checksums.tobytes(), places]
+        )
 
     @classmethod
     def decode(cls, data: bytes) -> Part:
@@ -124,8 +138,9 @@ class Part:
         Raises:
             Corrupt: It did not make these bytes.
         """
-        files, recipe, offsets, checksums = _split(data, _PART_SECTIONS)
-        return cls(files, recipe.tobytes(), offsets, checksums)
+        files, recipe, offsets, checksums, places = _split(data, _PART_SECTIONS)
+        listed = json.loads(places.tobytes())
+        return cls(files, recipe.tobytes(), offsets, checksums, tuple(map(DataPlace.from_json, listed)))
 
 
 def _dead(files: tables.Table, chunks: tables.Table) -> tables.Table:

@@ -9,10 +9,11 @@ mismatch comes back naming the arrays that the damaged block holds.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ import numpy as np
 from waystation import _native, _plans, storage
 from waystation._collection import paused_collection
 from waystation._distinct import distinct_objects
-from waystation._errors import Corrupt, InvalidInput, NotFound, WaystationError
+from waystation._errors import Corrupt, InvalidInput, NotFound, Unsupported, WaystationError
 from waystation._options import Options
 from waystation.frameworks import dtypes
 from waystation.frameworks.storage import StorageMetadata
@@ -33,6 +34,7 @@ from waystation.layouts.native.records import (
     PYTREE,
     CheckpointableRecord,
     CheckpointRecord,
+    DataPlace,
     Digest,
     join_strings,
     read_vouched,
@@ -127,10 +129,39 @@ class OpenCheckpointable:
         return made, _as_arrays(iter(places[count:]), requests, others)
 
     def paths(self, files: Sequence[int] | None = None) -> list[str]:
-        """The data files, in table order, or those of these numbers."""
+        """The data files, in table order, or those of these numbers.
+
+        Raises:
+            Corrupt: The record does not list the place of one.
+        """
         rows = self.tables.files[:] if files is None else self.tables.files[np.asarray(files, np.int64)]
         pairs = zip(rows["process"].tolist(), rows["sequence"].tolist(), strict=True)
-        return [os.path.join(self.directory, names.data_file(*pair)) for pair in pairs]
+        directories = self._directories(rows["location"])
+        return [
+            os.path.join(directory, names.data_file(*pair))
+            for directory, pair in zip(directories, pairs, strict=True)
+        ]
+
+    def place(self, file: int) -> DataPlace:
+        """Where one of its data files is."""
+        location = int(self.tables.files[file]["location"])
+        if location:
+            return self.record.places[location - 1]
+        target, directory = os.path.split(self.directory)
+        return DataPlace(os.path.basename(target), directory)
+
+    def _directories(self, locations: np.ndarray[Any, Any]) -> Iterable[str]:
+        if not locations.any():
+            return itertools.repeat(self.directory, len(locations))
+        places = self.record.places
+        if int(locations.max()) > len(places):
+            raise Corrupt(
+                f"a data file is in place {int(locations.max())} of the {len(places)} that its record lists",
+                path=os.path.join(self.directory, names.FILE_TABLE),
+            )
+        run = os.path.dirname(os.path.dirname(self.directory))
+        known = [self.directory, *(os.path.join(run, each.checkpoint, each.directory) for each in places)]
+        return [known[location] for location in locations.tolist()]
 
     def storage_metadata(self, number: int) -> StorageMetadata:
         """How one of its arrays is cut."""
@@ -288,11 +319,19 @@ def decode_checkpointable(files: MetadataFiles, root: storage.Root | None = None
 
     Raises:
         InvalidInput: They are not those of a state.
+        Unsupported: They refer to files of other checkpoints, which only those in object stores do.
         Corrupt: They contradict each other or the format.
     """
     record = files.decode_record()
     if record.kind != PYTREE:
         raise InvalidInput(f"'{files.directory}' holds no state: {record.handler} has saved it")
+    if record.places and not storage.is_in_store(files.directory):
+        raise Unsupported(
+            f"'{files.directory}' was copied out of an object store by a program that does not know that it "
+            f"shares files with other checkpoints, such as '{record.places[0].checkpoint}'; copy it with "
+            "'waystation cp', which copies those as well",
+            path=files.directory,
+        )
     paths = [os.path.join(files.directory, name) for name in LOADED_FILES]
     tree_content, *encoded = files.contents
     tree = tree_file.decode(tree_content, paths[0])

@@ -195,12 +195,12 @@ class CheckpointRecord:
             body["local"] = self.local.to_json()
         if self.removed:
             body["removed"] = self.removed
-        return _seal(body)
+        return seal(body)
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> CheckpointRecord:
         """Reads and checks the bytes of the file."""
-        body = _unseal(data, path)
+        body = unseal(data, path)
         version = body.get("format_version")
         if isinstance(version, int) and version > names.FORMAT_VERSION:
             raise Unsupported(
@@ -229,6 +229,30 @@ class CheckpointRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class DataPlace:
+    """Where data files of a state are that were written for another checkpoint, in an object store.
+
+    Attributes:
+        checkpoint: The name of that checkpoint, which lies beside this one, or is this one.
+        directory: The directory beneath it.
+    """
+
+    checkpoint: str
+    directory: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in a record."""
+        return {"checkpoint": self.checkpoint, "directory": self.directory}
+
+    @classmethod
+    def from_json(cls, entry: Any) -> DataPlace:
+        """What a record says; anything else raises what reading a malformed record raises."""
+        checkpoint, directory = entry["checkpoint"], entry["directory"]
+        _require(_is_plain_name(checkpoint) and _is_plain_name(directory))
+        return cls(checkpoint, directory)
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointableRecord:
     """The body of `record.json`.
 
@@ -240,6 +264,8 @@ class CheckpointableRecord:
         handler: Of files: the name of the type of their handler.
         files: Path to digest, for every file; paths count from the directory that the handler was given, and
             have their parts divided by slashes.
+        places: Of a state in a store: where data files are that it shares with others. The location of a file
+            in the table counts them from 1.
         extra: Unknown members, kept for display.
     """
 
@@ -248,6 +274,7 @@ class CheckpointableRecord:
     kind: str = PYTREE
     handler: str | None = None
     files: dict[str, Digest] = field(default_factory=dict)
+    places: tuple[DataPlace, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
 
     def files_directory(self, directory: str) -> str:
@@ -259,12 +286,14 @@ class CheckpointableRecord:
         body = {"kind": self.kind, "process_count": self.process_count, "tables": _digests_json(self.tables)}
         if self.kind != PYTREE:
             body |= {"handler": self.handler, "files": _digests_json(self.files)}
-        return _seal(body)
+        if self.places:
+            body["places"] = [place.to_json() for place in self.places]
+        return seal(body)
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> CheckpointableRecord:
         """Reads and checks the bytes of the file."""
-        body = _unseal(data, path)
+        body = unseal(data, path)
         with _Malformed(path):
             kind = body["kind"]
             if kind not in (PYTREE, FILES, HANDLED):
@@ -273,14 +302,15 @@ class CheckpointableRecord:
                     path=path,
                 )
             process_count, tables = _natural(body["process_count"]), _digests(body["tables"], _is_plain_name)
-            known = {"kind", "process_count", "tables"}
+            places = tuple(map(DataPlace.from_json, body.get("places", ())))
+            known = {"kind", "process_count", "tables", "places"}
             handler, files = None, {}
             if kind != PYTREE:
                 known |= {"handler", "files"}
                 handler, files = body["handler"], _digests(body["files"], _is_plain_path)
                 _require(isinstance(handler, str))
             extra = {key: value for key, value in body.items() if key not in known}
-            return cls(process_count, tables, kind, handler, files, extra)
+            return cls(process_count, tables, kind, handler, files, places, extra)
 
 
 def load_json(body: bytes, path: str) -> Any:
@@ -325,11 +355,13 @@ def callers_json(value: Any, what: str, *, allow_nan: bool = False) -> Any:
     return json.loads(text)
 
 
-def _seal(body: dict[str, Any]) -> bytes:
+def seal(body: dict[str, Any]) -> bytes:
+    """A sealed file with this body."""
     return _native.seal_json(dump_json(body))
 
 
-def _unseal(data: bytes, path: str) -> dict[str, Any]:
+def unseal(data: bytes, path: str) -> dict[str, Any]:
+    """The body of a sealed file; anything else is Corrupt."""
     body = load_json(_native.open_sealed_json(data, path), path)
     if not isinstance(body, dict):
         raise Corrupt(f"'{path}' does not hold a JSON object", path=path)

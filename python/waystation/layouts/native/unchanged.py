@@ -13,14 +13,17 @@ weight, which no array of the new checkpoint names. The rule is applied anew at 
 never has more dead bytes in shared files than live ones. Equal arrays of other files go to files of their
 own, apart from those that change, so that the next save can share these.
 
-What can go wrong: the earlier checkpoint is missing, damaged, or on another file system; one of its files is
-missing, has another length, or was written to after its checkpoint was committed; a block that is read does
-not match its checksum. Then what is concerned is not shared, and the save writes it like anything else.
-Damage that changes neither length nor time of a file, in a block that is not read, goes unnoticed here, as it
-does in the earlier checkpoint until that is verified.
+On a file system a shared file is a hard link. In an object store it stays where it is, and the new checkpoint
+refers to it (`references`); there the two checkpoints lie beside each other.
 
-Files are shared before they are compared. From then on the save has names of its own for them, and whoever
-removes the earlier checkpoint takes nothing away.
+What can go wrong: the earlier checkpoint is missing, damaged, on another file system, or in another run of a
+store; one of its files is missing, has another length, or was written to after its checkpoint was committed;
+a block that is read does not match its checksum. Then what is concerned is not shared, and the save writes it
+like anything else. Damage that changes neither length nor time of a file, in a block that is not read, goes
+unnoticed here, as it does in the earlier checkpoint until that is verified.
+
+Files are shared before they are compared. From then on the save has names of its own for them, or references
+to them, and whoever removes the earlier checkpoint takes nothing away.
 """
 
 from __future__ import annotations
@@ -35,13 +38,15 @@ from numpy.typing import NDArray
 
 from waystation import _native, _plans, grid, storage
 from waystation._distinct import distinct, distinct_objects
-from waystation._errors import Cancelled, WaystationError
+from waystation._errors import Cancelled, Conflict, WaystationError
 from waystation._options import Options
 from waystation.frameworks.base import ArraySource, StoredArray
 from waystation.layouts.native import commit, engine_job, names, places, read, read_job, tables
 from waystation.layouts.native.chunks import Chunks
 from waystation.layouts.native.read import OpenCheckpointable
 from waystation.layouts.native.read_job import ReadFile
+from waystation.layouts.native.records import DataPlace
+from waystation.layouts.native.references import Owners, References
 from waystation.layouts.native.write_plan import SharedFile, SharedFiles, segment_words
 
 Integers = NDArray[np.int64]
@@ -98,6 +103,28 @@ class Earlier:
                 _log.warning("no array of '%s' in '%s' is shared: %s", name, path, error)
         return cls(root, states, status.identity.modified_ns)
 
+    def may_share_with(self, target: str) -> bool:
+        """Whether a checkpoint at a path may have files of it, as far as the paths tell."""
+        is_beside = os.path.dirname(self.root.path) == os.path.dirname(target)
+        if is_beside or not (storage.is_in_store(target) or storage.is_in_store(self.root.path)):
+            return True  # of file systems they tell themselves
+        _log.warning(
+            "nothing of '%s' is shared, so all arrays are written: in a store checkpoints share files only "
+            "beside each other, and '%s' lies elsewhere",
+            self.root.path,
+            target,
+        )
+        return False
+
+    def owners(self) -> Owners:
+        """The checkpoints in a store that have its data, with the directories of these."""
+        found: Owners = {}
+        for opened in self.states.values():
+            own = DataPlace(*map(os.path.basename, os.path.split(opened.directory)))
+            for place in (own, *opened.record.places):
+                found.setdefault(place.checkpoint, set()).add(place.directory)
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -153,9 +180,11 @@ def share(
         return None
     try:
         found = _Comparison(candidates.of(files.numbers), files, chunks, sources, place).run()
-        return _decide(found, files, chunks)
+        decided = _decide(found, files, chunks)
+        files.settle()
+        return decided
     except BaseException:
-        files.drop(files.numbers)
+        files.drop_all()
         raise
 
 
@@ -279,16 +308,18 @@ def _number_of_box(decoded: tables.Tables, array: int, box: grid.Box) -> int:
 
 @dataclass(slots=True)
 class _Files:
-    """Earlier files that have names in the attempt.
+    """Earlier files that have names in the attempt, or references.
 
     Attributes:
         opened: The earlier state.
         entries: `FILE_ENTRY` of all its files.
-        paths: The path in the attempt of each that is shared, by its number.
+        references: Those of this process, in a store.
+        paths: The path of each that is shared, by its number: in the attempt; in a store where it is.
     """
 
     opened: OpenCheckpointable
     entries: tables.Table
+    references: References | None = None
     paths: dict[int, str] = field(default_factory=dict)
 
     @property
@@ -302,33 +333,79 @@ class _Files:
     ) -> _Files:
         """Shares the files for which it may pay, and which are as they were committed."""
         files = cls(opened, np.asarray(opened.tables.files[:]))
+        wanted = [
+            number
+            for number in distinct(candidates.files).tolist()
+            if candidates.bytes_of(number) * _LIVE_ONE_OF >= int(files.entries["file_bytes"][number])
+        ]
         try:
-            for number in distinct(candidates.files).tolist():
-                if candidates.bytes_of(number) * _LIVE_ONE_OF >= int(files.entries["file_bytes"][number]):
-                    files._share(earlier, number, place)
+            if storage.of(place.directory).renames is None:
+                files._refer(earlier, wanted, place)
+            else:
+                for number in wanted:
+                    files._link(earlier, number, place)
         except BaseException:
-            files.drop(files.numbers)
+            files.drop_all()
             raise
         return files
 
-    def _share(self, earlier: Earlier, number: int, place: Place) -> None:
+    def _link(self, earlier: Earlier, number: int, place: Place) -> None:
         (source,) = self.opened.paths([number])
         target = os.path.join(place.directory, os.path.basename(source))
         renames = storage.of(place.directory).renames
         if renames is None or not renames.share(source, target, root=earlier.root):
             return
         self.paths[number] = target
-        found = storage.status(target, follow_links=False)
-        expected = int(self.entries["file_bytes"][number])
-        is_whole = found is not None and found.kind == "file" and found.nbytes == expected
-        if found is None or not is_whole or found.identity.modified_ns > earlier.committed_ns:
-            _log.warning("'%s' is not as it was committed, so its arrays are written again", source)
+        if not self._is_as_committed(number, storage.status(target, follow_links=False), earlier):
             self.drop([number])
 
+    def _refer(self, earlier: Earlier, wanted: Sequence[int], place: Place) -> None:
+        """Refers to files in a store, and then makes sure that whoever removes the earlier checkpoint has not
+        begun before that."""
+        if not wanted:
+            return
+        self.references = References(place.directory, place.process)
+        self.paths = dict(zip(wanted, self.opened.paths(wanted), strict=True))
+        self.settle()
+        if not earlier.root.is_current():
+            raise Conflict("it was replaced or deleted meanwhile", path=earlier.root.path)
+        found = storage.side_by_side(place.directory, storage.status, self.paths.values())
+        for number, status in zip(wanted, found, strict=True):
+            if not self._is_as_committed(number, status, earlier):
+                self.drop([number])
+
+    def _is_as_committed(self, number: int, found: storage.Status | None, earlier: Earlier) -> bool:
+        expected = int(self.entries["file_bytes"][number])
+        is_whole = found is not None and found.kind == "file" and found.nbytes == expected
+        if found is not None and is_whole and found.identity.modified_ns <= earlier.committed_ns:
+            return True
+        (source,) = self.opened.paths([number])
+        _log.warning("'%s' is not as it was committed, so its arrays are written again", source)
+        return False
+
     def drop(self, numbers: Sequence[int]) -> None:
-        """Takes their names from some again."""
+        """Takes their names from some again; references to them go by `settle`."""
         for number in numbers:
-            storage.remove_file(self.paths.pop(number))
+            path = self.paths.pop(number)
+            if self.references is None:
+                storage.remove_file(path)
+
+    def settle(self) -> None:
+        """Refers to those that are shared now, and to no others."""
+        if self.references is not None:
+            self.references.put(
+                (self.opened.place(number), os.path.basename(path)) for number, path in self.paths.items()
+            )
+
+    def drop_all(self) -> None:
+        """Shares nothing any more."""
+        self.drop(self.numbers)
+        self.settle()
+
+    @property
+    def read_by(self) -> storage.Root | None:
+        """What reads them: on a file system they have names of their own."""
+        return None if self.references is None else self.opened.root
 
     def read_file(self, number: int) -> ReadFile:
         """What the engine has to know of one, to read and verify it."""
@@ -337,7 +414,8 @@ class _Files:
 
     def shared(self, number: int) -> SharedFile:
         """What the tables of the new checkpoint have of one."""
-        return SharedFile(self.entries[number], bytes(self.opened.tables.file_checksums(number)))
+        place = None if self.references is None else self.opened.place(number)
+        return SharedFile(self.entries[number], bytes(self.opened.tables.file_checksums(number)), place)
 
 
 def _decide(
@@ -558,7 +636,7 @@ class _Comparison:
         begins = (blocks - self._first_blocks[files]) * _BLOCK
         words = _plans.byte_reads(which, begins, self._block_lengths(blocks), addresses)
         found = [self._files.read_file(number) for number in used.tolist()]
-        job = read_job.start(found, words, slab, self._place.options)
+        job = read_job.start(found, words, slab, self._place.options, root=self._files.read_by)
         self._finish(job)
 
     def _equal(

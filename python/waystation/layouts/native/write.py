@@ -215,12 +215,14 @@ def metadata_files(prepared: Prepared, parts: Sequence[Part], *, partial: bool) 
     if len(index) < len(tree.labels):
         index = index | merge.whole_arrays(parts, tree.labels)
     total = int(merged.chunks["length"].sum())
-    # Other tools load all tensors of the files that an index names, and so would load dead ones.
+    # Other tools load all tensors of the files that an index names, and so would load dead ones. They find
+    # files in the directory of the index only.
+    places = merge.places(parts)
     has_dead = total != int((merged.files["file_bytes"] - merged.files["data_start"]).sum())
-    if tree.labels and len(index) == len(tree.labels) and not has_dead:
+    if tree.labels and len(index) == len(tree.labels) and not has_dead and not places:
         contents[names.INDEX] = dump_json({"metadata": {"total_size": total}, "weight_map": index})
     tables = {name: Digest.of(data) for name, data in contents.items()}
-    contents[names.CHECKPOINTABLE_RECORD] = CheckpointableRecord(len(parts), tables).encode()
+    contents[names.CHECKPOINTABLE_RECORD] = CheckpointableRecord(len(parts), tables, places=places).encode()
     return contents
 
 

@@ -25,6 +25,7 @@ from waystation._distinct import distinct_objects
 from waystation.frameworks.base import ArraySource
 from waystation.layouts.native import names, tables
 from waystation.layouts.native.chunks import Chunk, Chunks, is_contiguous
+from waystation.layouts.native.records import DataPlace
 
 HEADER_ALIGN_BYTES = 4096
 
@@ -50,10 +51,12 @@ class SharedFile:
     Attributes:
         entry: Its `FILE_ENTRY` there.
         checksums: Of its blocks.
+        place: Where it is, if that is not in the directory of the state.
     """
 
     entry: np.void
     checksums: bytes
+    place: DataPlace | None = None
 
     @property
     def sequence(self) -> int:
@@ -352,10 +355,17 @@ def segment_words(file_offset: int, chunk: Chunk, item_bytes: int) -> Sequence[i
     return _plans.segment(file_offset, item_bytes, chunk.shape, blocks)
 
 
+def places_of(shared: Sequence[SharedFile]) -> list[DataPlace]:
+    """Where shared files are: the locations of files count them from 1."""
+    return list(dict.fromkeys(file.place for file in shared if file.place is not None))
+
+
 def _file_entries(files: Sequence[PlannedFile], shared: Sequence[SharedFile], process: int) -> tables.Table:
     entries = np.zeros(len(files) + len(shared), tables.FILE_ENTRY)
+    numbers = {place: number for number, place in enumerate(places_of(shared), 1)}
     for place, file in enumerate(shared, len(files)):
         entries[place] = file.entry
+        entries[place]["location"] = 0 if file.place is None else numbers[file.place]
     written = entries[: len(files)]
     written["sequence"] = [file.sequence for file in files]
     written["file_bytes"] = [file.file_bytes for file in files]
