@@ -176,24 +176,6 @@ def test_a_part_is_read_by_ranges_and_with_another_sharding(place: Bucket) -> No
     assert found[0].bytes_read < values.nbytes + (1 << 20)
 
 
-def test_of_writers_at_once_one_wins_and_the_others_leave_nothing(place: Bucket) -> None:
-    for turn in range(3):
-        path = f"{place.location}/{turn}"
-        writers = [
-            programs.context.Process(target=save, args=(place.endpoint, path, value, False), daemon=True)
-            for value in (1, 2, 3)
-        ]
-        for writer in writers:
-            writer.start()
-        for writer in writers:
-            writer.join(programs.HANG_S)
-        (winner,) = [value for value, writer in enumerate(writers, start=1) if writer.exitcode == 0]
-        with place.context():
-            assert value_of(waystation.load(path)) == winner
-        directories = {name.split("/")[1] for name in place.names() if name.startswith(f"{turn}/")}
-        assert len(directories) == 2, f"the record and one directory of data, not {directories}"
-
-
 def test_an_overwrite_of_another_version_is_refused(place: Bucket) -> None:
     path = f"{place.location}/ckpt"
     with place.context():
@@ -452,20 +434,16 @@ def test_no_settings_are_shown() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_killed_before_any_request_a_save_leaves_the_old_checkpoint_or_the_new(
-    place: Bucket, overwrite: bool, monkeypatch: pytest.MonkeyPatch
+def test_killed_before_any_request_an_overwrite_leaves_the_old_checkpoint_or_the_new(
+    place: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcomes = []
     for number in itertools.count(1, 1 if IS_LONG else 7):
         path = f"{place.location}/{number}"
         with place.context():
-            if overwrite:
-                waystation.save(path, state_of(1))
-            was_killed = killed_at(place, number, save, path, 2, overwrite)
-            found = value_of(waystation.load(path)) if waystation.is_checkpoint(path) else None
-            outcomes.append(found)
-            assert found in ((1, 2) if overwrite else (None, 2))
+            waystation.save(path, state_of(1))
+            was_killed = killed_at(place, number, save, path, 2, True)
+            outcomes.append(value_of(waystation.load(path)))
             # What is left is taken for dead at once, and the next save removes it.
             with monkeypatch.context() as patched:
                 patched.setattr(store_leases, "EXPIRES_S", -10.0)
@@ -476,8 +454,8 @@ def test_killed_before_any_request_a_save_leaves_the_old_checkpoint_or_the_new(
             waystation.delete(path)
         if not was_killed:
             break
-    assert outcomes == sorted(outcomes, key=lambda value: value or 0), "once it is there, it stays"
-    assert set(outcomes) == ({1, 2} if overwrite else {None, 2})
+    assert outcomes == sorted(outcomes), "once it is there, it stays"
+    assert set(outcomes) == {1, 2}
 
 
 def test_what_may_be_alive_is_left_alone(place: Bucket) -> None:

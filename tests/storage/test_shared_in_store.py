@@ -405,6 +405,32 @@ def test_a_deletion_is_killed_before_any_request(place: Bucket, deleted: int) ->
             break
 
 
+def test_a_saver_that_was_taken_for_dead_commits_nothing(
+    place: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_leases, "FRESH_S", -1.0)  # as if long had passed since it was renewed
+    paths = run_of(place, 2)
+    done: list[str] = []
+
+    def on_request(number: int) -> str:
+        method, name = between.requests[number - 1]
+        if method == "PUT" and name.endswith("record.json") and not done:
+            done.append(name)
+            with monkeypatch.context() as patched:
+                patched.setattr(store_leases, "EXPIRES_S", AT_ONCE)
+                for path in paths:
+                    waystation.delete(path)
+        return s3.PASS
+
+    with (
+        s3.proxy(place.endpoint, on_request) as between,
+        pytest.raises(errors.Conflict, match="sign of life"),
+    ):
+        save(f"{place.location}/run/3", 3, paths[1], context=s3.context(between.endpoint))
+    collect_all(place)
+    assert place.names() == []
+
+
 class Crowd:
     """Threads that save steps which share with whatever is there, and delete whatever is there.
 

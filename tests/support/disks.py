@@ -45,6 +45,20 @@ def _open_beneath(place: Path) -> list[str]:
 
 
 @contextmanager
+def read_only(place: Path) -> Iterator[None]:
+    """Within the block nothing may be written to a directory, not even by those whom permissions do not
+    stop; or a skipped test."""
+    for options in (["--bind", place], ["-o", "remount,ro,bind"]):
+        done = subprocess.run(["mount", *options, place], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            pytest.skip(f"needs the right to mount a file system: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
+@contextmanager
 def in_memory() -> Iterator[Path]:
     """A directory in memory, where many files are always synced at once; skips a test where there is none."""
     shared = Path("/dev/shm")

@@ -43,6 +43,7 @@ _numbers = itertools.count()
 PASS, REFUSE, LOSE_ANSWER, TRUNCATE, FORBID = "pass", "refuse", "lose answer", "truncate", "forbid"
 SLOW, FLIP, STALE = "slow", "flip", "stale"
 STATUSES, STATUSES_AFTER = ("429", "500", "503"), ("500 after", "503 after")
+FULL = "507"  # there is no room for what is written
 SLOW_S = 0.2
 # What is answered only once whoever asked has given up, or a load without second requests would fail.
 STUCK, STUCK_S = "stuck", 20.0
@@ -224,7 +225,7 @@ class Proxy:
                 return decision, None
             if decision == FORBID:
                 return decision, (http.HTTPStatus.FORBIDDEN, [], _FORBIDDEN)
-            if decision in STATUSES:
+            if decision in (*STATUSES, FULL):
                 return decision, (int(decision), [], b"")
             answer = self._ask(method, path, headers, body)
             self.sent_bytes += len(answer[2])

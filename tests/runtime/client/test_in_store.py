@@ -30,6 +30,15 @@ def test_a_state_is_saved_loaded_and_replaced_there(client: runtime.Client) -> N
         waystation.save_async(path, {"array": array, "step": 5}, overwrite=True).result()
         assert waystation.load_async(path, {"array": array, "step": 0}).result()["step"] == 5
         waystation.delete(path)
+        # Hosts read files that are shared with a step that is deleted.
+        values = {"array": np.arange(64, dtype=np.float32).reshape(8, 8), "step": 1}
+        waystation.save(path, values)
+        waystation.save(f"{place.location}/run/2", {**values, "step": 2}, unchanged_from=path)
+        waystation.delete(path)
+        loaded = waystation.load(f"{place.location}/run/2", {"array": array, "step": 0})
+        assert loaded["step"] == 2
+        assert np.array_equal(np.asarray(loaded["array"]), values["array"])
+        waystation.delete(f"{place.location}/run/2")
     assert place.names() == []
 
 
