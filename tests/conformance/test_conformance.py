@@ -102,6 +102,7 @@ def test_what_is_saved_is_loaded_replaced_and_deleted(cell: Cell, place: Place) 
     assert place.values() == {2: 2}
 
 
+@pytest.mark.long
 @cells("call", "run")
 def test_deletions_in_any_order_leave_the_others_and_nothing_else(cell: Cell, place: Place) -> None:
     orders = list(itertools.permutations((1, 2, 3)))
@@ -116,6 +117,7 @@ def test_deletions_in_any_order_leave_the_others_and_nothing_else(cell: Cell, pl
         require_nothing_left(place)
 
 
+@pytest.mark.long
 @cells("call", "run", "remote")
 def test_killed_before_any_step_a_save_is_whole_or_invisible(cell: Cell, place: Place) -> None:
     if not cell.is_in_store and not system_calls.SUPPORTED:
@@ -133,6 +135,7 @@ def test_killed_before_any_step_a_save_is_whole_or_invisible(cell: Cell, place: 
             break
 
 
+@pytest.mark.long
 @cells("call", "run")
 def test_of_two_writers_of_one_step_one_wins(cell: Cell, place: Place) -> None:
     barrier = threading.Barrier(2)
@@ -159,6 +162,7 @@ def test_of_two_writers_of_one_step_one_wins(cell: Cell, place: Place) -> None:
     require_nothing_left(place)
 
 
+@pytest.mark.long
 @cells("call", "run", "remote")
 def test_damage_is_told(cell: Cell, place: Place) -> None:
     place.save(1, 1)
@@ -197,6 +201,7 @@ def read_only(place: Place) -> contextlib.AbstractContextManager[object]:
     return disks.read_only(Path(place.root)) if place.bucket is None else answering(place, s3.FORBID)
 
 
+@pytest.mark.long
 @cells("call", "run")
 def test_who_may_only_read_is_told_and_reads(cell: Cell, place: Place) -> None:
     place.save(1, 1)
