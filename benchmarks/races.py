@@ -40,6 +40,7 @@ OUTCOMES = (
     "two winners",
     "no winner",
     "conflicts",
+    "at the commit",
     "other errors",
     "wrong",
     "leftovers",
