@@ -82,6 +82,8 @@ def bench_in(directory: Path) -> Iterator[Bench]:
 # ---- what is measured ----------------------------------------------------------------------------
 
 
+@pytest.mark.long
+@only_long
 def test_what_was_saved_to_memory_is_recovered_after_its_process_was_killed(tmp_path: Path) -> None:
     with bench_in(tmp_path) as bench:
         checkpoints.in_memory(bench, "torch", 0)

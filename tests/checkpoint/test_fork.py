@@ -201,6 +201,7 @@ def test_a_child_has_locks_of_its_own() -> None:
             lock.release()
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_children_forked_at_any_time(tmp_path: Path, seed: int) -> None:
     with memory_directory() as directory, running_agent(directory) as agent:

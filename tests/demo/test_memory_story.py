@@ -1,7 +1,6 @@
 """The demo of the memory tier, small: real processes, hosts that are really lost, every claim checked.
 
-In `make test-long` hosts are made both ways, of namespaces and of directories, and training goes on from the
-disk, too; in `make test` hosts are made as it is done here by itself, and it goes on from memory alone.
+Hosts are made both ways, of namespaces and of directories, and training goes on from memory, and from the disk.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from tests.support.long import IS_LONG
+from tests.support.long import only_long
 
 from waystation_demo import DemoFailed
 from waystation_demo.memory_tier import Plan, run
@@ -27,19 +26,15 @@ from waystation_demo.memory_tier.runs import HostsRun, Runs
 from waystation_demo.memory_tier.timeline import MEANINGS, SHARED_PHASES, Phase, Timeline
 
 # Nine processes, or fifteen, that import torch, three at a time, on a machine that may have more to do.
-pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long, only_long]
 
 PLAN = Plan(host_count=3, steps=30, save_every=6, width=32, layers=1)
 
 
-TIERS = ("memory", "disk") if IS_LONG else ("memory",)
+TIERS = ("memory", "disk")
 
 
-def kinds() -> list[bool | None]:
-    return [False, True] if IS_LONG else [None]
-
-
-@pytest.fixture(scope="module", params=kinds())
+@pytest.fixture(scope="module", params=[False, True])
 def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The directory of one demo, and what it printed."""
     if request.param is False and (why := why_forbidden()) is not None:

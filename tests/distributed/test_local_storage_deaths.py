@@ -95,7 +95,7 @@ def test_killed_before_each_change_of_the_disk(
     commit = changes.index("renameat2")  # here the other commits, whatever becomes of this process
     steps = set(range(len(changes)))
     if not IS_LONG:
-        steps = {*range(victim, commit, 29), *range(commit - 1, min(commit + 6, len(changes)), 2)}
+        steps = {*range(victim, commit, 61), *range(commit - 1, min(commit + 6, len(changes)), 2)}
     before = "CheckpointNotFound" if kind == "new" else 1
     for step in sorted(steps):
         directory = tmp_path / str(step)

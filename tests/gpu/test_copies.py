@@ -50,7 +50,7 @@ def test_devices_are_described(devices: list[dict[str, Any]]) -> None:
         assert minor >= 0
 
 
-@pytest.mark.parametrize("nbytes", [1, 4097, MIB, 100 * MIB + 3])
+@pytest.mark.parametrize("nbytes", [1, 4097, MIB, pytest.param(100 * MIB + 3, id="large")])
 def test_bytes_arrive(driver: CudaDriver, nbytes: int) -> None:
     host = noise(nbytes)
     with on_device(driver, host) as address:
@@ -73,7 +73,9 @@ def test_many_small_arrays_share_a_slab(driver: CudaDriver) -> None:
     np.testing.assert_array_equal(bytes_of(slab), host)
 
 
-@pytest.mark.parametrize(("row_bytes", "rows"), [(1, 3000), (100, 700), (4096, 5000), (40 * MIB, 2)])
+@pytest.mark.parametrize(
+    ("row_bytes", "rows"), [(1, 3000), (100, 700), (4096, 5000), pytest.param(40 * MIB, 2, id="large")]
+)
 def test_rows_at_a_step_become_contiguous(driver: CudaDriver, row_bytes: int, rows: int) -> None:
     host = noise(3 * row_bytes * rows).reshape(rows, 3 * row_bytes)
     slab = _native.allocate(row_bytes * rows)

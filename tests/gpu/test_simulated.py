@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.support import device_codec, simulated_driver
+from tests.support.long import IS_LONG
 
 from waystation import _native
 
@@ -42,10 +43,12 @@ def run(library: Path, *arguments: str, **settings: int | Path) -> subprocess.Co
     )
 
 
+@pytest.mark.long
 def test_what_needs_no_framework_passes(library: Path) -> None:
     modules = [str(FOLDER / module) for module in MODULES]
     modules.append(f"{FOLDER / 'test_unchanged.py'}::test_blocks_of_device_memory_are_compared")
-    done = run(library, "-m", "pytest", "-q", "-p", "no:cacheprovider", *modules)
+    less = [] if IS_LONG else ["-k", "not large"]
+    done = run(library, "-m", "pytest", "-q", "-p", "no:cacheprovider", *less, *modules)
     assert done.returncode == 0, done.stdout
     assert "skipped" not in done.stdout.splitlines()[-1], done.stdout
 

@@ -108,7 +108,7 @@ def steps_to_walk(changes: list[str], first: int = 0) -> Iterator[int]:
     """The changes before which a walk kills, in turn; without an end, as a run may have more than another.
 
     Unless the whole is asked for (`tests.support.long`), only some are walked: those before and after each
-    rename, as renames commit, and each fifth of the others. Of equal changes in a row (writes to one file,
+    rename, as renames commit, and each ninth of the others. Of equal changes in a row (writes to one file,
     files that are removed one by one) those between the first and the last are left out before that.
 
     Args:
@@ -123,7 +123,7 @@ def steps_to_walk(changes: list[str], first: int = 0) -> Iterator[int]:
             for step in ends
             if any(name.startswith("rename") for name in changes[max(0, step - 1) : step + 1])
         }
-        steps = sorted(commits.union(ends[::5]))
+        steps = sorted(commits.union(ends[::9]))
     yield from steps
     yield from itertools.count(len(changes))
 

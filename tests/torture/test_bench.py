@@ -51,7 +51,7 @@ def faults_of(system: str) -> list[str]:
     return FAULTS[SYSTEMS.index(system) % 3 :: 3]
 
 
-@pytest.mark.long
+@pytest.mark.share(2)
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_no_fault_loses_or_changes_anything(system: str, tmp_path: Path) -> None:
     journal = tmp_path / "journal.jsonl"
