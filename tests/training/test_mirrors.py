@@ -13,11 +13,11 @@ import pytest
 from tests.handlers.examples import Counter, CounterHandler
 from tests.handlers.states import with_handlers
 from tests.support import s3
-from tests.support.places import part_of, steps_in
+from tests.support.places import on_this_machine, part_of, steps_in
 
 import waystation
 from waystation.checkpoint.compare import compare
-from waystation.errors import InvalidInput, NotFound
+from waystation.errors import InvalidInput, NotFound, Unavailable
 from waystation.storage import AnyPath, Location
 from waystation.storage.leases import Leases
 from waystation.training import Checkpointer, mirror, save_decision_policies
@@ -153,10 +153,81 @@ def test_what_somebody_reads_at_the_destination_stays(tmp_path: Path) -> None:
     assert mirror(tmp_path / "from", tmp_path / "to", delete=True).deleted == ["1"]
 
 
+@pytest.mark.parametrize("becomes", ["empty", "another"])
+def test_nothing_is_removed_once_the_source_has_gone(tmp_path: Path, becomes: str) -> None:
+    """As when it is unmounted during the copies: its mount point is there, and empty."""
+    source, target = tmp_path / "from", tmp_path / "to"
+    save(source, 9, 10)
+    save(target, 1, 2)
+
+    def unmount(_done: int, _total: int) -> None:
+        if not (tmp_path / "gone").exists():
+            source.rename(tmp_path / "gone")
+            source.mkdir()
+            if becomes == "another":
+                waystation.save(source / "77", state(77))
+
+    with pytest.raises(Unavailable, match="nothing was removed"):
+        mirror(source, target, delete=True, on_checkpoint=lambda _name: unmount)
+    assert {"1", "2"} <= set(steps_in(target))
+
+
+def test_what_the_source_had_at_first_is_not_removed(places: tuple[AnyPath, AnyPath]) -> None:
+    source, target = places
+    save(source, 1, 2)
+    mirror(source, target)
+    save(source, 3)
+    save(target, 7)
+
+    def delete(_done: int, _total: int) -> None:
+        waystation.delete(source / "1", missing_ok=True)
+
+    assert mirror(source, target, delete=True, on_checkpoint=lambda _name: delete).deleted == ["7"]
+    assert steps_in(target) == ["1", "2", "3"]
+
+
+def test_what_is_in_the_place_of_a_checkpoint_is_told_and_the_others_are_copied(
+    places: tuple[AnyPath, AnyPath],
+) -> None:
+    source, target = places
+    save(source, 1, 2, 3)
+    note = on_this_machine(target) / "2" / "notes.txt"
+    note.parent.mkdir(parents=True)
+    note.write_text("somebody's")
+    done = mirror(source, target)
+    assert (list(done.copied), list(done.damaged)) == (["3", "1"], ["2"])
+    assert "no save replaces it" in done.damaged["2"]
+    assert note.read_text() == "somebody's"
+    assert [name for name in steps_in(target) if waystation.is_checkpoint(target / name)] == ["1", "3"]
+
+
+def test_links_to_checkpoints_beside_them_are_passed_over(tmp_path: Path) -> None:
+    source, target = tmp_path / "from", tmp_path / "to"
+    save(source, 1, 2)
+    save(tmp_path / "elsewhere", 5)
+    (source / "latest").symlink_to("2")
+    (source / "5").symlink_to(tmp_path / "elsewhere" / "5")
+    waystation.save(target / "latest", state(0))
+    assert sorted(mirror(source, target, delete=True).copied) == ["1", "2", "5"]
+    assert waystation.load(target / "latest")["step"] == 0
+
+
+def test_a_bucket_that_is_not_there_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = s3.bucket()
+    for name, value in s3.settings(bucket.endpoint).items():
+        monkeypatch.setenv(name.upper(), value)
+    with pytest.raises(NotFound, match="no bucket 's3://waystation-no-such-bucket'; create it"):
+        mirror("s3://waystation-no-such-bucket/run", tmp_path / "to")
+
+
 def test_what_can_be_no_mirror_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "from", 1)
     with pytest.raises(InvalidInput, match="of itself"):
         mirror(tmp_path / "from", tmp_path / "from")
+    (tmp_path / "link").symlink_to("from")
+    with pytest.raises(InvalidInput, match="of itself"):
+        mirror(tmp_path / "from", tmp_path / "link")
+    (tmp_path / "link").unlink()
     with pytest.raises(InvalidInput, match="is a checkpoint itself"):
         mirror(tmp_path / "from" / "1", tmp_path / "to")
     with pytest.raises(NotFound):

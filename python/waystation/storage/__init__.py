@@ -58,6 +58,7 @@ __all__ = [
     "is_directory",
     "is_file",
     "is_in_store",
+    "is_same_directory",
     "is_there",
     "list_names",
     "located",
@@ -376,6 +377,19 @@ def directories(path: PathLike, root: Root | None = None) -> list[str]:
         if is_meant:
             found.append(entry.name)
     return found
+
+
+def is_same_directory(first: PathLike, second: PathLike) -> bool:
+    """Whether two paths lead to one directory: by the same name, by links, or because it is mounted twice."""
+    resolved_first, resolved_second = resolved(first), resolved(second)
+    if resolved_first == resolved_second:
+        return True
+    if is_in_store(first) or is_in_store(second):
+        return False
+    found, other = status(resolved_first), status(resolved_second)
+    if found is None or other is None:
+        return False
+    return (found.identity.device, found.identity.inode) == (other.identity.device, other.identity.inode)
 
 
 def check_links(path: str, root: Root) -> None:

@@ -5,24 +5,29 @@ that is there and equal, by the digests in its records, is passed over, so that 
 goes on. Nothing at the destination is removed or replaced unless that is asked for.
 
 What can go wrong with one checkpoint does not keep others from being copied: it is damaged, or it is removed
-meanwhile, or another writer is faster. Anything else ends the mirror; what it has copied stays.
+meanwhile, or another writer is faster, or something else is in its place at the destination. Anything else
+ends the mirror; what it has copied stays. Where the source has gone by the end, because it was unmounted for
+instance, nothing is removed: what cannot be seen is not what was removed.
+
+A symbolic link to a checkpoint of the same directory, such as `latest`, is passed over: as a copy it would be
+the same bytes once more, in a store without links, and one that nobody keeps up to date.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from waystation import storage
 from waystation._arguments import require_function
 from waystation._errors import (
-    CheckpointNotFound,
     Conflict,
     Corrupt,
     InvalidInput,
     NotFound,
+    Unavailable,
     Unsupported,
     WaystationError,
     WrongType,
@@ -58,7 +63,8 @@ class MirrorStatistics:
         copied: What was copied, in the order in which that was done.
         equal: Those that were there.
         differing: Those that are there with other contents, and were left alone.
-        damaged: Those that could not be copied because they are damaged, and what is wrong with each.
+        damaged: Those that could not be copied, and why not: they are damaged, or at the destination
+            something that is no checkpoint has their name.
         unsupported: Those in layouts of Orbax, and parts of saves to local storage.
         deleted: Those that were removed, as the source does not have them.
     """
@@ -89,9 +95,10 @@ def mirror(
     Args:
         source: The directory of checkpoints, or a location in an object store.
         destination: The directory that is to have them; it is made.
-        overwrite: Replace checkpoints at the destination that differ from those of the same name.
-        delete: Remove checkpoints at the destination whose names the source does not have, once all others
-            have been copied. Those that somebody reads stay.
+        overwrite: Replace checkpoints at the destination that differ from those of the same name, by their
+            records. Data are not read, so damage of data is neither found nor repaired.
+        delete: Remove checkpoints at the destination whose names the source has not had since the mirror
+            began, once all others have been copied. Those that somebody reads stay.
         bytes_per_second: How much to read in a second at most, on average; None for no bound.
         on_checkpoint: Called with the name of each checkpoint before it is copied; returns what is called
             with `(bytes done, bytes in all)` meanwhile.
@@ -102,31 +109,52 @@ def mirror(
     Raises:
         NotFound: There is no directory at `source`.
         InvalidInput: There are no checkpoints there, and `delete` would remove all of those at the
-            destination; or a path cannot be one.
-        Unavailable: Something cannot be reached; call again, and the mirror goes on.
+            destination; or a path cannot be one, or both are the same directory.
+        Unavailable: Something cannot be reached, or the source has gone meanwhile, so that nothing was
+            removed; call again, and the mirror goes on.
     """
     require_function("on_checkpoint", on_checkpoint)
     for name, value in (("overwrite", overwrite), ("delete", delete)):
         if not isinstance(value, bool):
             raise WrongType(f"{name} must be True or False, not {value!r:.60}")
     origin, target = (storage.resolved(storage.located(path)) for path in (source, destination))
-    if origin == target:
+    if storage.is_same_directory(origin, target):
         raise InvalidInput(f"'{origin}' cannot be a mirror of itself; give another path", path=origin)
     if is_checkpoint(origin):
         raise InvalidInput(
             f"'{origin}' is a checkpoint itself; copy it by waystation.copy, or 'waystation cp'", path=origin
         )
-    if not storage.is_directory(origin):
-        raise NotFound(f"there is no directory '{origin}'", path=origin)
     with Bandwidth(bytes_per_second) as bandwidth:
-        return _Mirror(origin, target, bandwidth, on_checkpoint, overwrite=overwrite).run(delete=delete)
+        opened = _opened(origin)
+        return _Mirror(opened, target, bandwidth, on_checkpoint, overwrite=overwrite).run(delete=delete)
+
+
+def _opened(origin: str) -> storage.Root:
+    """The source, held open, so that it is known whether it is still the same directory at the end.
+
+    Raises:
+        NotFound: There is none.
+    """
+    try:
+        return storage.of(origin).hold(origin, follow_links_out=True)
+    except NotFound as error:
+        if "bucket" in error.context:
+            raise
+        raise NotFound(f"there is no directory '{origin}'", path=origin) from error
 
 
 class _Mirror:
     def __init__(
-        self, origin: str, target: str, bandwidth: Bandwidth, on_checkpoint: OnCheckpoint, *, overwrite: bool
+        self,
+        opened: storage.Root,
+        target: str,
+        bandwidth: Bandwidth,
+        on_checkpoint: OnCheckpoint,
+        *,
+        overwrite: bool,
     ) -> None:
-        self._origin = origin
+        self._opened = opened
+        self._origin = opened.path
         self._target = target
         self._bandwidth = bandwidth
         self._on_checkpoint = on_checkpoint
@@ -145,10 +173,14 @@ class _Mirror:
         custom_metadata = root_metadata.read(self._origin)
         if custom_metadata:
             root_metadata.write_once(self._target, custom_metadata)
+        links = _links_within(self._origin)
         for name, record in _newest_first(found):
-            self._mirror(name, record)
+            if name in links:
+                _log.info("'%s' is a link to another checkpoint there, and was not copied", name)
+            else:
+                self._mirror(name, record)
         if delete:
-            self._delete()
+            self._delete(found.keys())
         return self._done
 
     def _mirror(self, name: str, record: CheckpointRecord | WaystationError | None) -> None:
@@ -172,31 +204,64 @@ class _Mirror:
                         return
                 try:
                     self._done.copied[name] = self._copy(name, source, target)
-                except Conflict:
+                except Conflict as error:
                     if not is_checkpoint(target):
-                        raise
+                        self._done.damaged[name] = error.message
+                        return
                 else:
                     return
             self._done.differing.append(name)
         except Corrupt as error:
             self._done.damaged[name] = str(error)
-        except CheckpointNotFound:
+        except NotFound:
+            if is_checkpoint(source):
+                raise
             _log.info("checkpoint '%s' was removed before it was copied", source)
 
     def _copy(self, name: str, source: str, target: str) -> CopyStatistics:
         copying = Copying(self._bandwidth, Progress(), self._on_checkpoint(name))
         return copying.run(source, target, overwrite=self._overwrite)
 
-    def _delete(self) -> None:
-        """Removes what the source does not have by now."""
+    def _delete(self, listed: Collection[str]) -> None:
+        """Removes what the source does not have.
+
+        Args:
+            listed: What it had at first.
+        """
         leases = StoreLeases(self._target) if storage.is_in_store(self._target) else Leases(self._target)
-        present = set(_checkpoints_in(self._origin))
+        present = {*listed, *self._present()}
         for name in sorted(_checkpoints_in(self._target), key=natural_order):
             if name not in present:
                 with leases.condemned(name) as may_go:
                     if may_go:
                         commit.withdraw(os.path.join(self._target, name), new_attempt_id())
                         self._done.deleted.append(name)
+
+    def _present(self) -> Collection[str]:
+        """What the source has by now.
+
+        Raises:
+            Unavailable: It is not the directory any more that was opened, or has nothing left.
+        """
+        found = _checkpoints_in(self._origin)
+        if not found or not (storage.is_in_store(self._origin) or self._opened.is_current()):
+            what = "is another directory than at first" if found else "has no checkpoints any more"
+            raise Unavailable(
+                f"'{self._origin}' {what}: was it unmounted, or moved away? So nothing was removed from "
+                f"'{self._target}'; call again once it is there",
+                path=self._origin,
+            )
+        return found.keys()
+
+
+def _links_within(directory: str) -> set[str]:
+    """The links in a directory that lead to something beside them."""
+    return {
+        entry.name
+        for entry in storage.entries_or_none(directory)
+        if entry.kind == "link"
+        and os.path.dirname(storage.resolved(os.path.join(directory, entry.name))) == directory
+    }
 
 
 def _checkpoints_in(directory: str) -> dict[str, CheckpointRecord | WaystationError | None]:
