@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -160,6 +161,46 @@ def test_an_overwrite_replaces_what_is_there_once_the_copy_is_whole(places: tupl
     waystation.copy(source, destination, overwrite=True, on_progress=look)
     assert_equal(source, destination)
     assert leftovers(places[1]) == []
+
+
+@EVERY_PAIR
+@pytest.mark.parametrize("lost", [None, "its record", "an earlier record"])
+def test_an_overwrite_repairs_what_is_damaged(
+    places: tuple[AnyPath, AnyPath], lost: str | None, tmp_path: Path
+) -> None:
+    """Nothing of what is there is trusted: it may be replaced because it is damaged."""
+    source, destination = places[0] / "a", places[1] / "b"
+    context = with_handlers(CounterHandler)
+    context.file.file_bytes_target = 2 << 20
+    with context:
+        waystation.save_checkpointables(source, {"state": state_of(1), "n": Counter(4)})
+        waystation.copy(source, destination)
+        damage_a_bit(part_of(destination))
+        damage_a_bit(part_of(destination, "n"), "value.json")
+        record = on_this_machine(destination) / "checkpoint.json"
+        if lost == "its record":
+            record.write_bytes(record.read_bytes()[:-20])
+        elif lost == "an earlier record" and isinstance(destination, Location):
+            # As when a copy over it was killed right after its commit.
+            stale = part_of(destination)
+            shutil.copytree(stale, tmp_path / "kept")
+            waystation.copy(source, destination, overwrite=True)
+            assert not stale.exists()
+            (tmp_path / "kept").rename(stale)
+        done = waystation.copy(source, destination, overwrite=True)
+        found = waystation.verify(destination)
+        assert found.damages == []
+        assert waystation.load_checkpointables(destination)["n"] == Counter(4)
+        assert done.found_bytes < done.nbytes
+    assert not compare(source, destination).differences
+
+
+def damage_a_bit(directory: Path, name: str = "*.safetensors") -> None:
+    """Changes a bit of the largest file of a checkpointable."""
+    file = max(directory.rglob(name), key=lambda found: found.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
 
 
 @EVERY_PAIR
@@ -362,6 +403,16 @@ def test_no_more_is_read_in_a_second_than_is_allowed(places: tuple[AnyPath, AnyP
     save(source, 1)
     done = waystation.copy(source, destination, bytes_per_second=16 << 20)
     assert done.elapsed_s > 0.9 * done.nbytes / (16 << 20)
+
+
+def test_a_copy_over_a_link_to_its_source_holds_no_mark_of_a_reader(tmp_path: Path) -> None:
+    save(tmp_path / "a", 1)
+    (tmp_path / "same").symlink_to("a")
+    waystation.copy(tmp_path / "a", tmp_path / "same", overwrite=True)
+    assert not (tmp_path / "same").is_symlink()
+    assert_equal(tmp_path / "a", tmp_path / "same")
+    assert sorted(os.listdir(tmp_path / "same")) == sorted(os.listdir(tmp_path / "a"))
+    assert sorted(os.listdir(tmp_path)) == ["a", "same"]
 
 
 def test_what_can_be_no_copy_is_refused(tmp_path: Path) -> None:

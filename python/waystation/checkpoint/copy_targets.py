@@ -4,7 +4,9 @@ The record of each checkpointable is written first. So an attempt that has the s
 same content, whoever has made it: those of them that are whole are taken over, by a further name on a disk,
 by a copy that the store makes on its server. On a disk each is read and verified, as a power cut may have
 left anything. In a store an object is there only once it was written whole, and what is written there was
-verified before; its length is compared, and trusted.
+verified before; its length is compared, and trusted, for a while: where a checkpoint is there that is
+replaced, it may be because it is damaged. Its objects are not taken over then, and what nothing names may be
+of one before it, so it is read and verified.
 
 Nothing is taken away from an attempt, so it does not matter whether its process is alive. The attempts of
 dead ones are removed afterwards, as by every save.
@@ -15,16 +17,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from waystation import _native, _plans, storage
-from waystation._errors import Corrupt, NotFound, WaystationError
+from waystation._errors import Corrupt, NotFound, Unsupported, WaystationError
 from waystation._options import Options
 from waystation.checkpoint.native_saving import publish, replace
 from waystation.checkpoint.paths import check_destination
-from waystation.layouts.native import handler_files, names, orphans
+from waystation.layouts.native import commit, handler_files, names, orphans
 from waystation.layouts.native.in_store import StoreAttempt
 from waystation.layouts.native.records import RECORD_LIMIT_BYTES, CheckpointRecord, Digest
 from waystation.layouts.native.write import SYNC_TOGETHER_BYTES
@@ -263,7 +265,7 @@ def _between(path: str, root: str) -> Iterator[str]:
 
 
 def _is_whole(path: str, file: CopiedFile) -> bool:
-    """Whether a file on a disk is what its checksums say."""
+    """Whether a file is what its checksums say; all of it is read."""
     try:
         if file.digest is not None:
             handler_files.check(path, file.digest)
@@ -272,7 +274,9 @@ def _is_whole(path: str, file: CopiedFile) -> bool:
         for begin in range(0, file.nbytes, _WINDOW_BYTES):
             nbytes = min(_WINDOW_BYTES, file.nbytes - begin)
             words = _plans.byte_reads([0], begin, nbytes, slab.address)
-            job = _native.start_read([(path, file.nbytes, file.checksums)], words, slab)
+            job = _native.start_read(
+                [(path, file.nbytes, file.checksums)], words, slab, root=storage.engine_of(path)
+            )
             job.wait()
             job.result()
     except (Corrupt, NotFound):
@@ -298,10 +302,13 @@ class _InStore(_Attempted):
         """See `Target`."""
         target = self._attempt.target
         movers = {entry.name: names.mover(entry.name) for entry in storage.entries_or_none(target)}
+        others = {name for name, mover in movers.items() if mover not in (None, self._attempt.id)}
+        committed = _committed(target) if others else None
         for part in parts:
-            for name, mover in movers.items():
-                if mover not in (None, self._attempt.id) and name == names.moved_in(part.name, str(mover)):
-                    self._take(part, os.path.join(target, name), _is_as_long)
+            for name in sorted(others.difference(committed or ())):
+                if name == names.moved_in(part.name, str(movers[name])):
+                    is_whole = _is_as_long if committed is None else _is_whole
+                    self._take(part, os.path.join(target, name), is_whole)
         if any(mover != self._attempt.id for mover in movers.values()):
             self._attempt.remove_others()
 
@@ -317,6 +324,18 @@ class _InStore(_Attempted):
     def discard(self) -> None:
         """See `Target`."""
         self._attempt.discard()
+
+
+def _committed(target: str) -> Collection[str] | None:
+    """The directories that the record of the checkpoint at a path in a store names, none if it is damaged;
+    None where there is no checkpoint."""
+    try:
+        record = commit.read_record(target)
+    except NotFound:
+        return None
+    except (Corrupt, Unsupported):
+        return ()
+    return [directory for directory, _ in record.checkpointables.values()]
 
 
 def _is_as_long(path: str, file: CopiedFile) -> bool:

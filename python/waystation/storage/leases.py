@@ -73,9 +73,12 @@ def without_marks(entries: Iterable[str]) -> list[str]:
 def carry(source: str, target: str) -> None:
     """Has the marks of a checkpoint's directory stand in another one as well.
 
-    Where the file system has no further links to a file, they stay behind: no save fails by that.
+    Where the file system has no further links to a file, they stay behind: no save fails by that. Those in a
+    directory that a symbolic link leads to are not of the link, which is all that a save replaces.
     """
     with contextlib.suppress(OSError):
+        if os.path.islink(source):
+            return
         for name in filter(_is_carried, os.listdir(source)):
             with contextlib.suppress(OSError):
                 os.link(os.path.join(source, name), os.path.join(target, name), follow_symlinks=False)
