@@ -20,7 +20,7 @@ def state(step: int) -> dict[str, Any]:
     return {"a": [np.full(300_000, step + number, np.int32) for number in range(4)], "step": step}
 
 
-def opened(directory: Path, remote: Remote, n: int | None = None, **given: Any) -> Checkpointer:
+def opened(directory: AnyPath, remote: Remote | None, n: int | None = None, **given: Any) -> Checkpointer:
     """A checkpointer that saves every step."""
     from waystation import Context
 
@@ -44,6 +44,21 @@ def save_and_upload_slowly(environment: Mapping[str, str], directory: Path, remo
     with opened(directory, Remote(remote, bytes_per_second=1 << 20)) as checkpointer:
         checkpointer.save(1, state(1))
         checkpointer.save(2, state(2))
+
+
+def save_and_wait(
+    place: Place, environment: Mapping[str, str], directory: Path, remote: AnyPath
+) -> list[Any]:
+    """Saves steps in several processes; tells what each knows once all is uploaded."""
+    os.environ.update(environment)
+    place.connect()
+    with opened(directory, Remote(remote, bytes_per_second=8 << 20)) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, state(step))
+        checkpointer.wait()
+        known = [[info.step, list(info.tiers)] for info in checkpointer.checkpoints]
+    place.disconnect()
+    return known
 
 
 def save_together(

@@ -6,23 +6,40 @@ import gc
 import os
 import shutil
 import signal
+import socket
 import threading
 import time
+import warnings
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support import programs, s3
 from tests.support.places import on_this_machine, part_of, steps_in
-from tests.training.remote_programs import opened, save_and_upload_slowly, save_together, state
+from tests.training.remote_programs import (
+    opened,
+    save_and_upload_slowly,
+    save_and_wait,
+    save_together,
+    state,
+)
 
 import waystation
 from waystation.checkpoint.compare import compare
-from waystation.errors import InvalidInput, NotFound, StepNotFoundError, Unavailable, Unsupported, WrongType
+from waystation.errors import (
+    Conflict,
+    InvalidInput,
+    NotFound,
+    StepNotFoundError,
+    Unavailable,
+    Unsupported,
+    WrongType,
+)
 from waystation.storage import AnyPath, Location
 from waystation.storage.leases import Leases
-from waystation.training import Checkpointer, Remote, preservation_policies
+from waystation.training import Checkpointer, Remote, mirror, preservation_policies
 from waystation.training import remote as remotes
 from waystation.training.errors import DamagedCheckpointWarning, RemoteWarning
 
@@ -238,6 +255,268 @@ def test_what_is_in_the_place_of_a_step_there_is_told_and_left_alone(tmp_path: P
             checkpointer.wait()
         assert tiers(checkpointer) == {1: ("directory", "remote"), 2: ("directory",)}
     assert os.listdir(tmp_path / "there" / "2") == ["file"]
+
+
+def save_in(directory: AnyPath, steps: Mapping[int, int], remote: Remote | None = None, **given: Any) -> None:
+    """Saves steps with these values; uploads them, if there is a remote."""
+    with opened(directory, remote, **given) as checkpointer:
+        for step, value in steps.items():
+            checkpointer.save(step, state(value), force=True)
+
+
+def values_in(directory: AnyPath) -> dict[str, int]:
+    return {name: waystation.load(directory / name)["step"] for name in steps_in(directory)}
+
+
+@pytest.mark.parametrize(
+    "remote", ["run", "run/", "link", "run/inside", "run/deep/inside", ".", "link/inside"]
+)
+def test_a_remote_that_is_the_directory_or_has_to_do_with_it_is_refused(tmp_path: Path, remote: str) -> None:
+    (tmp_path / "link").symlink_to("run")
+    with pytest.raises(InvalidInput, match=r"nothing to do with it"):
+        opened(tmp_path / "run", Remote(f"{tmp_path}/{remote}"))
+    save_in(tmp_path / "run", {1: 1, 2: 2})
+    keep = preservation_policies.LatestN(1)
+    with pytest.raises(InvalidInput, match=r"nothing to do with it"):
+        opened(tmp_path / "run", Remote(f"{tmp_path}/{remote}", keep=keep))
+    assert steps_in(tmp_path / "run") == ["1", "2"]
+
+
+def test_another_sequence_is_refused_and_replaces_nothing(tmp_path: Path, there: AnyPath) -> None:
+    save_in(tmp_path / "first", {1: 1, 2: 2, 3: 3}, Remote(there))
+    save_in(tmp_path / "second", {2: 20, 3: 30})
+    with pytest.raises(Conflict) as failure:
+        opened(tmp_path / "second", Remote(there, keep=preservation_policies.LatestN(1)))
+    for named in ("first", "second", os.fspath(there), "a remote of its own"):
+        assert named in failure.value.message
+    assert values_in(there) == {"1": 1, "2": 2, "3": 3}
+    save_in(tmp_path / "first", {4: 4}, Remote(there))
+    assert values_in(there) == {"1": 1, "2": 2, "3": 3, "4": 4}
+
+
+def test_what_is_kept_there_goes_by_the_order_of_saves_not_of_uploads(tmp_path: Path, there: AnyPath) -> None:
+    save_in(tmp_path / "here", {1: 1, 2: 2, 3: 3})
+    for step in (4, 5):
+        with opened(tmp_path / "here", Remote(there, keep=preservation_policies.LatestN(2))) as checkpointer:
+            checkpointer.wait()
+            assert steps_in(there) == [str(step - 2), str(step - 1)]
+            checkpointer.save(step, state(step))
+    assert steps_in(there) == ["4", "5"]
+
+
+def test_of_two_sequences_that_begin_at_once_one_gets_the_remote(tmp_path: Path, there: AnyPath) -> None:
+    with opened(tmp_path / "first", Remote(there)) as first:
+        second = opened(tmp_path / "second", Remote(there))
+        first.save(1, state(1))
+        first.wait()
+        second.save(1, state(10))
+        with pytest.raises(Conflict, match="another sequence"):
+            second.wait()
+        second.save(2, state(20))
+        with pytest.raises(Conflict, match="another sequence"):
+            second.close()
+    assert values_in(there) == {"1": 1}
+
+
+@pytest.mark.parametrize("how", ["lost", "copied", "restored", "mirrored back"])
+def test_a_directory_that_was_lost_or_restored_goes_on_with_its_remote(
+    tmp_path: Path, there: AnyPath, how: str
+) -> None:
+    here, new = tmp_path / "here", tmp_path / "new"
+    save_in(here, {1: 1, 2: 2}, Remote(there))
+    save_in(here, {3: 3})
+    match how:
+        case "copied":
+            shutil.copytree(here, new)
+        case "restored":
+            for step in ("1", "2"):
+                waystation.copy(there / step, new / step)
+        case "mirrored back":
+            mirror(here, tmp_path / "backup")
+            waystation.delete(tmp_path / "backup" / "1")
+            waystation.delete(tmp_path / "backup" / "2")
+            mirror(tmp_path / "backup", new)
+    shutil.rmtree(here)
+    for step in (4, 5):  # opened twice: what was adopted stays
+        save_in(new, {step: step}, Remote(there, keep=preservation_policies.LatestN(2)))
+    assert values_in(there) == {"4": 4, "5": 5}
+
+
+def test_an_empty_directory_goes_on_with_what_is_there(tmp_path: Path, there: AnyPath) -> None:
+    """With what was mirrored there, for instance."""
+    save_in(there, {1: 1, 2: 2})
+    with opened(tmp_path / "here", Remote(there, keep=preservation_policies.LatestN(1))) as checkpointer:
+        assert checkpointer.load()["step"] == 2
+        checkpointer.save(3, state(3))
+    save_in(tmp_path / "here", {4: 4}, Remote(there, keep=preservation_policies.LatestN(1)))
+    assert values_in(there) == {"1": 1, "2": 2, "4": 4}
+
+
+def test_what_the_sequence_has_not_uploaded_is_neither_replaced_nor_collected(
+    tmp_path: Path, there: AnyPath
+) -> None:
+    save_in(there, {2: 20, 5: 50})
+    remote = Remote(there, keep=preservation_policies.LatestN(1))
+    save_in(tmp_path / "here", {1: 1})
+    with opened(tmp_path / "here", remote) as checkpointer:
+        for step in (3, 4):
+            checkpointer.save(step, state(step), force=True)
+            checkpointer.wait()
+        checkpointer.save(2, state(2), force=True)
+        with pytest.warns(RemoteWarning, match="step 2 is not uploaded .* left alone"):
+            checkpointer.wait()
+        assert tiers(checkpointer) == {**dict.fromkeys((1, 2, 3), ("directory",)), 4: ("directory", "remote")}
+        assert checkpointer.load()["step"] == 4
+    assert values_in(there) == {"2": 20, "4": 4, "5": 50}
+
+
+def test_a_step_that_is_overwritten_during_its_upload_is_uploaded_again(
+    tmp_path: Path, there: AnyPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, begun = threading.Event(), threading.Event()
+    run = remotes.Copying.run
+
+    def held_up(self: Any, *arguments: Any, **given: Any) -> Any:
+        done = run(self, *arguments, **given)
+        begun.set()
+        assert go_on.wait(programs.HANG_S)
+        return done
+
+    monkeypatch.setattr(remotes.Copying, "run", held_up)
+    with opened(tmp_path / "here", Remote(there)) as checkpointer:
+        checkpointer.save(1, state(1))
+        assert begun.wait(programs.HANG_S)
+        checkpointer.save(1, state(5), overwrite=True, force=True)
+        go_on.set()
+        checkpointer.wait()
+        assert values_in(there) == {"1": 5}
+
+
+def test_a_step_that_is_deleted_during_its_upload_is_not_there(tmp_path: Path, there: AnyPath) -> None:
+    here = tmp_path / "here"
+    with opened(here, Remote(there, bytes_per_second=1 << 20)) as checkpointer:
+        checkpointer.save(1, state(1))
+        until_s = time.monotonic() + programs.HANG_S
+        while not list(on_this_machine(there).rglob("*.safetensors")):
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+        assert checkpointer.delete(1)
+        statistics = checkpointer.remote_statistics
+        assert statistics is not None
+        assert statistics.waiting == ()
+        assert list(on_this_machine(there).rglob("*.safetensors")) == []
+        assert tiers(checkpointer) == {}
+    with opened(here, Remote(there)) as checkpointer:
+        assert checkpointer.latest is None
+
+
+@pytest.mark.parametrize("moment", range(4))
+def test_a_step_is_deleted_in_both_places_at_any_moment_of_its_upload(
+    tmp_path: Path, there: AnyPath, moment: int
+) -> None:
+    with opened(tmp_path / "here", Remote(there)) as checkpointer:
+        checkpointer.save(1, state(1))
+        checkpointer.save(2, state(2))
+        time.sleep(0.02 * moment)
+        assert checkpointer.delete(2)
+        checkpointer.wait()
+        assert tiers(checkpointer) == {1: ("directory", "remote")}
+    assert steps_in(there) == ["1"]
+
+
+def of_nobody(deadline_s: float = 1.0) -> waystation.Context:
+    """Options by which no store answers."""
+    context = waystation.Context()
+    context.storage.deadline_s = deadline_s
+    context.storage.settings = {"aws_endpoint": "http://127.0.0.1:9", "aws_allow_http": True}
+    return context
+
+
+def test_a_step_is_not_deleted_while_nobody_can_look_into_the_remote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = s3.bucket()
+    for name, value in s3.settings(bucket.endpoint).items():
+        monkeypatch.setenv(name.upper(), value)
+    here, there = tmp_path / "here", Location(f"{bucket.location}/there")
+    save_in(here, {1: 1, 2: 2}, Remote(there))
+    with pytest.warns(RemoteWarning, match="is not known"):
+        checkpointer = Checkpointer(here, remote=Remote(there), context=of_nobody())
+    with pytest.raises(Unavailable):
+        checkpointer.delete(2)
+    with pytest.raises(Unavailable):
+        checkpointer.close()
+    with opened(here, Remote(there)) as checkpointer:
+        assert tiers(checkpointer) == dict.fromkeys((1, 2), ("directory", "remote"))
+
+
+def test_a_remote_that_does_not_answer_holds_nobody_up_who_can_go_on_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in s3.settings("http://unused").items():
+        monkeypatch.setenv(name.upper(), value)
+    monkeypatch.setattr(remotes, "_ANSWERS_WITHIN_S", 0.3)
+    save_in(tmp_path / "here", {1: 1})
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        context = of_nobody(deadline_s=4.0)
+        context.storage.settings = {
+            "aws_endpoint": f"http://127.0.0.1:{silent.getsockname()[1]}",
+            "aws_allow_http": True,
+        }
+        begun_s = time.monotonic()
+        with pytest.warns(RemoteWarning, match="has not answered within"):
+            checkpointer = Checkpointer(
+                tmp_path / "here", remote=Remote("s3://bucket/there"), context=context
+            )
+        assert time.monotonic() - begun_s < 3
+        assert checkpointer.load()["step"] == 1
+    with pytest.raises(Unavailable):
+        checkpointer.close()
+
+
+def test_a_failure_that_was_raised_is_not_raised_again_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Any, *arguments: Any, **given: Any) -> Any:
+        raise Unavailable("nobody answers")
+
+    monkeypatch.setattr(remotes.Copying, "run", fail)
+    with opened(tmp_path / "here", Remote(tmp_path / "there")) as checkpointer:
+        checkpointer.save(1, state(1))
+        for _ in range(2):  # each tries again
+            with pytest.raises(Unavailable, match="nobody answers"):
+                checkpointer.wait()
+    checkpointer.close()
+    checkpointer = opened(tmp_path / "here", Remote(tmp_path / "there"))
+    with pytest.raises(Unavailable):
+        checkpointer.wait()
+    checkpointer.save(2, state(2))  # of which nothing was raised
+    with pytest.raises(Unavailable):
+        checkpointer.close()
+
+
+def test_steps_in_layouts_of_orbax_are_passed_over_with_one_warning(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    context = waystation.Context()
+    context.array.saving.use_ocdbt = True
+    for step in (1, 2):
+        with context:
+            waystation.save(here / str(step), state(step))
+    with warnings.catch_warnings(record=True) as caught, opened(here, Remote(there)) as checkpointer:
+        warnings.simplefilter("always")
+        checkpointer.save(3, state(3))
+        checkpointer.wait()
+        checkpointer.save(4, state(4))
+    assert ["native layout" in str(warning.message) for warning in caught] == [True]
+    assert steps_in(there) == ["3", "4"]
+
+
+def test_processes_know_the_same_after_a_wait(tmp_path: Path, there: AnyPath) -> None:
+    with programs.running(
+        save_and_wait, of_stores(), tmp_path / "here", there, count=2, framework="torch", directory=tmp_path
+    ) as running:
+        first, second = running.values()
+    assert first == second == [[1, ["directory", "remote"]], [2, ["directory", "remote"]]]
 
 
 def test_several_processes_upload_and_load_as_one(tmp_path: Path, there: AnyPath) -> None:

@@ -140,9 +140,13 @@ class Copying:
         bandwidth: What they may take.
         progress: Is told about jobs, and may cancel.
         on_progress: Called with `(bytes done, bytes in all)` of one checkpoint as it goes.
+        may_go_on: Whether a copy that is cancelled leaves what it has copied, for one that goes on.
     """
 
-    def __init__(self, bandwidth: Bandwidth, progress: Progress, on_progress: OnProgress) -> None:
+    def __init__(
+        self, bandwidth: Bandwidth, progress: Progress, on_progress: OnProgress, *, may_go_on: bool = True
+    ) -> None:
+        self._may_go_on = may_go_on
         self._bandwidth = bandwidth
         self._progress = progress
         self._on_progress = on_progress
@@ -169,7 +173,8 @@ class Copying:
             place.commit(record, source.parts)
         except BaseException as error:
             # Whoever is interrupted, or cannot reach something, may want to go on.
-            place.leave() if _can_go_on(error) else place.discard()
+            is_over = isinstance(error, Cancelled) and not self._may_go_on
+            place.leave() if _can_go_on(error) and not is_over else place.discard()
             raise
         files = source.files
         nbytes = sum(file.nbytes for file in files)

@@ -60,6 +60,7 @@ __all__ = [
     "is_in_store",
     "is_same_directory",
     "is_there",
+    "is_within",
     "list_names",
     "located",
     "make_directory",
@@ -390,6 +391,17 @@ def is_same_directory(first: PathLike, second: PathLike) -> bool:
     if found is None or other is None:
         return False
     return (found.identity.device, found.identity.inode) == (other.identity.device, other.identity.inode)
+
+
+def is_within(path: PathLike, directory: PathLike) -> bool:
+    """Whether a path, which need not be there, leads to a directory or to what is beneath it."""
+    inside = resolved(path)
+    while not is_same_directory(inside, directory):
+        above = os.path.dirname(inside)
+        if above == inside or (is_in_store(inside) and not is_in_store(above)):
+            return False
+        inside = above
+    return True
 
 
 def check_links(path: str, root: Root) -> None:

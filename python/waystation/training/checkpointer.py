@@ -105,6 +105,10 @@ class Checkpointer(ReadingCheckpointer):
             `save`.
         remote: A `Remote` below the directory, to which steps are copied in the background. Loads take from
             there what the directory does not have whole. Its failures are warnings, until `wait` or `close`.
+
+    Raises:
+        InvalidInput: An argument cannot be one; the remote is the directory itself, inside it, or around it.
+        Conflict: The remote is that of another sequence of checkpoints.
     """
 
     def __init__(
@@ -163,10 +167,11 @@ class Checkpointer(ReadingCheckpointer):
                 custom_metadata,
                 clean_up=cleanup_tmp_directories,
                 with_records=self._with_records,
+                remote=None if self._remote is None else self._remote.place.root,
             )
-            self._tier = None if memory is None else memory.open(place, options, self._logger)
             if self._remote is not None:
                 self._remote.take_stock(options)
+            self._tier = None if memory is None else memory.open(place, options, self._logger)
 
     def begin_in_child(self) -> None:
         """See `waystation._forks.Watched`."""
@@ -409,12 +414,11 @@ class Checkpointer(ReadingCheckpointer):
             for response in stopped:
                 response.wait()
                 response.exception()  # which is that it was cancelled
-        if number is not None and self._has(number):
+        # What is in a remote, the primary alone may know.
+        if number is not None and (
+            self._remote is not None or self._place.catalogue.find(number) is not None
+        ):
             self.delete(number, missing_ok=True)
-
-    def _has(self, step: int) -> bool:
-        uploaded = [] if self._remote is None else self._remote.checkpoints()
-        return self._place.catalogue.find(step) is not None or any(info.step == step for info in uploaded)
 
     # ---- the end -------------------------------------------------------------------------------
 
@@ -427,29 +431,42 @@ class Checkpointer(ReadingCheckpointer):
                 self._remote.take_stock(options)
 
     def wait(self) -> None:
-        """Waits for everything in the background.
+        """Waits for everything in the background. Uploads to a remote that have failed are tried again first,
+        and all processes know then what is there.
 
         Raises:
-            WaystationError: What something failed with, if nobody has heard of that.
+            WaystationError: What something failed with, if nobody has heard of that; or what an upload fails
+                with now.
         """
+        self._wait_for_saves()
+        if self._remote is not None:
+            with self._place.options() as options:
+                self._remote.wait(options)
+
+    def _wait_for_saves(self) -> None:
         if self._tier is not None:
             self._tier.wait()
         self._in_flight.wait()
-        if self._remote is not None:
-            self._remote.wait()
 
     def close(self) -> None:
-        """Waits for everything in the background, and begins nothing any more; idempotent.
+        """Waits for everything in the background, and begins nothing any more; idempotent. Uploads to a
+        remote that have failed are tried once more.
 
         Raises:
             WaystationError: What something failed with, if nobody has heard of that.
         """
+        self._end(together=True)
+
+    def _end(self, *, together: bool) -> None:
         with self._beginning:
-            self._is_closed = True
+            was_closed, self._is_closed = self._is_closed, True
             if self._tier is not None:
                 self._tier.close()
         try:
-            self.wait()
+            self._wait_for_saves()
+            if self._remote is not None and not was_closed:
+                with self._place.options() as options:
+                    self._remote.wait(options, is_last=True, together=together)
         finally:
             if self._remote is not None:
                 self._remote.close()
@@ -464,10 +481,11 @@ class Checkpointer(ReadingCheckpointer):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
+        if error is None:
             self.close()
+            return
+        try:
+            self._end(together=False)  # the error may be of this process alone, and no other one come
         except Exception as failure:
-            if error is None:
-                raise
             # It is not to hide the first.
             error.add_note(f"A save in the background has failed, too: {failure}")

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any
 
 from waystation import _forks, storage
@@ -33,9 +33,22 @@ _log = logging.getLogger("waystation")
 
 
 class Collector:
-    """Decides what goes, and removes it."""
+    """Decides what goes, and removes it.
 
-    def __init__(self, place: Place, policy: PreservationPolicy) -> None:
+    Args:
+        place: The directory.
+        policy: What to keep.
+        among: Given the checkpoints by age, those that it is about, in the order that the policy is to see;
+            others are not removed.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        policy: PreservationPolicy,
+        among: Callable[[list[Info]], list[Info]] = lambda infos: infos,
+    ) -> None:
+        self._among = among
         self._place = place
         self._catalogue = place.catalogue
         self._leases = place.leases
@@ -81,7 +94,7 @@ class Collector:
 
     def _unwanted(self) -> list[Info]:
         """What the policy does not keep and nothing else protects."""
-        infos = self._with_records()
+        infos = self._among(self._with_records())
         flags: Any = self._policy.should_preserve(infos, context=PreservationContext())
         answers = len(flags) if isinstance(flags, Sized) else 0
         if answers != len(infos):

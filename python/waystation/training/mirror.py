@@ -46,7 +46,7 @@ from waystation.storage.attempts import new_attempt_id
 from waystation.storage.bandwidth import Bandwidth
 from waystation.storage.leases import Leases
 from waystation.storage.store_leases import StoreLeases
-from waystation.training import root_metadata
+from waystation.training import root_metadata, upload_record
 from waystation.transfers.handle import Progress
 
 _log = logging.getLogger("waystation")
@@ -90,7 +90,7 @@ def mirror(
     """Copies the checkpoints of a directory that another directory lacks, the newest first.
 
     Each is verified and committed as by `waystation.copy`. Those that are there are passed over. The metadata
-    of the whole sequence are copied as well, if there are none. One process calls this.
+    of the whole sequence, and its id, are copied as well, if there are none. One process calls this.
 
     Args:
         source: The directory of checkpoints, or a location in an object store.
@@ -173,6 +173,9 @@ class _Mirror:
         custom_metadata = root_metadata.read(self._origin)
         if custom_metadata:
             root_metadata.write_once(self._target, custom_metadata)
+        sequence = upload_record.read_id(self._origin)
+        if sequence is not None:  # so that what is copied back finds its remote again
+            upload_record.write_id_once(self._target, sequence)
         links = _links_within(self._origin)
         for name, record in _newest_first(found):
             if name in links:
@@ -191,32 +194,33 @@ class _Mirror:
         if record is None or record.local is not None:
             self._done.unsupported.append(name)
             return
-        source, target = os.path.join(self._origin, name), os.path.join(self._target, name)
         try:
-            # Another writer may come at any time.
-            for _ in range(2):
-                if is_checkpoint(target):
-                    if same(source, target):
-                        self._done.equal.append(name)
-                        return
-                    if not self._overwrite:
-                        self._done.differing.append(name)
-                        return
-                try:
-                    self._done.copied[name] = self._copy(name, source, target)
-                except Conflict as error:
-                    if not is_checkpoint(target):
-                        self._done.damaged[name] = error.message
-                        return
-                else:
-                    return
-            self._done.differing.append(name)
+            self._copy_unless_there(name, os.path.join(self._origin, name), os.path.join(self._target, name))
         except Corrupt as error:
             self._done.damaged[name] = str(error)
         except NotFound:
+            source = os.path.join(self._origin, name)
             if is_checkpoint(source):
                 raise
             _log.info("checkpoint '%s' was removed before it was copied", source)
+
+    def _copy_unless_there(self, name: str, source: str, target: str) -> None:
+        for _ in range(2):  # another writer may come at any time
+            if is_checkpoint(target):
+                if same(source, target):
+                    self._done.equal.append(name)
+                    return
+                if not self._overwrite:
+                    break
+            try:
+                self._done.copied[name] = self._copy(name, source, target)
+            except Conflict as error:
+                if not is_checkpoint(target):
+                    self._done.damaged[name] = error.message
+                    return
+            else:
+                return
+        self._done.differing.append(name)
 
     def _copy(self, name: str, source: str, target: str) -> CopyStatistics:
         copying = Copying(self._bandwidth, Progress(), self._on_checkpoint(name))

@@ -10,7 +10,7 @@ import warnings
 from typing import Any
 
 from waystation import storage
-from waystation._errors import Unsupported
+from waystation._errors import InvalidInput, Unsupported
 from waystation._options import Options
 from waystation.checkpoint.collect import find_leftovers, remove_leftovers
 from waystation.checkpoint.paths import lost_records_in
@@ -54,16 +54,53 @@ def check(place: Place, options: Options, *, has_tier: bool, has_remote: bool) -
         )
 
 
+def _check_apart(root: str, remote: str) -> None:
+    """Refuses a remote that is the directory itself, by whatever path, or has to do with it: its policy would
+    remove the steps of the directory.
+
+    Raises:
+        InvalidInput: It is.
+    """
+    if storage.is_same_directory(root, remote):
+        what = "is the directory of the checkpoints itself"
+    elif storage.is_within(remote, root):
+        what = "is inside the directory of the checkpoints"
+    elif storage.is_within(root, remote):
+        what = "has the directory of the checkpoints inside"
+    else:
+        return
+    raise InvalidInput(
+        f"the remote '{remote}' {what}, '{root}'; give a place that has nothing to do with it", path=remote
+    )
+
+
 def open_directory(
-    place: Place, options: Options, custom_metadata: Any, *, clean_up: bool, with_records: bool
+    place: Place,
+    options: Options,
+    custom_metadata: Any,
+    *,
+    clean_up: bool,
+    with_records: bool,
+    remote: str | None = None,
 ) -> None:
-    """Makes the directory ready, and reads what is there into the catalogue."""
+    """Makes the directory ready, and reads what is there into the catalogue.
+
+    Args:
+        place: The directory.
+        options: Of the call.
+        custom_metadata: What to write down of the whole sequence.
+        clean_up: Whether to remove what unended saves have left.
+        with_records: Whether to read what checkpoints say of themselves.
+        remote: Where steps are to be uploaded to, which has to be another place.
+    """
     session = place.session("open the checkpoints", options)
     is_mine = session.is_primary or options.multiprocessing.primary_host is None
 
     def prepare() -> bytes:
         if custom_metadata is not None:
             root_metadata.check(custom_metadata)
+        if remote is not None:
+            _check_apart(place.root, remote)
         if is_mine:
             mode = options.file.path_permission_mode
             storage.make_directory(place.root, parents=True, permission_mode=mode)

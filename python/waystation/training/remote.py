@@ -4,8 +4,13 @@ The primary uploads, one step at a time and the newest first, by the copy that `
 upload is verified, atomic, and goes on after a restart. The step that is uploaded has a lease, and so has the
 newest one that waits; older ones that wait are uploaded if they are still there.
 
-What can go wrong, in order: the remote cannot be listed when the `Checkpointer` is opened: a warning, and the
-next step lists it again. An upload fails: a warning at the next save, and the next step tries again. The
+A remote belongs to one sequence, and what others have put there is neither replaced nor collected
+(`upload_record`).
+
+What can go wrong, in order: the remote is that of another sequence: Conflict, when the `Checkpointer` is
+opened if the remote answers then, else from `wait`. The remote cannot be listed then, or does not answer
+soon: a warning, and the next step lists it again. A step is saved again, or deleted, while it is uploaded:
+the newer request counts. An upload fails: a warning at the next save, and the next step tries again. The
 program ends: it waits for uploads. It is killed: the next one uploads what the remote lacks. Nothing of this
 keeps a save from being made.
 """
@@ -14,19 +19,29 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import logging
+import operator
 import os
 import threading
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from waystation import _forks, storage
-from waystation._errors import Conflict, Corrupt, InvalidInput, WaystationError, WrongType
+from waystation._errors import (
+    Conflict,
+    Corrupt,
+    InvalidInput,
+    NotFound,
+    Unsupported,
+    WaystationError,
+    WrongType,
+)
 from waystation._options import Options
 from waystation.checkpoint.copy import Copying, CopyStatistics
-from waystation.checkpoint.paths import is_checkpoint
+from waystation.checkpoint.paths import is_checkpoint, layout_at
 from waystation.layouts.native import commit
 from waystation.storage.attempts import new_attempt_id
 from waystation.storage.bandwidth import Bandwidth
@@ -42,6 +57,7 @@ from waystation.training.preservation_policies import (
 )
 from waystation.training.step_metadata import CheckpointMetadata
 from waystation.training.step_names import PathLike
+from waystation.training.upload_record import UploadRecord
 from waystation.transfers.handle import AsyncResponse, Progress
 
 _log = logging.getLogger("waystation")
@@ -49,6 +65,11 @@ _log = logging.getLogger("waystation")
 REMOTE = "remote"  # as `CheckpointMetadata.tiers` has it
 
 _ABOVE = 4  # frames of this package between a warning and the program's own call
+
+# How long a program that can go on with what its directory has waits for the remote to answer.
+_ANSWERS_WITHIN_S = 5.0
+# How long the other processes wait for the primary at a time, while that waits for uploads.
+_ROUND_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -99,12 +120,34 @@ class RemoteStatistics:
     waiting: tuple[int, ...] = ()
 
 
+@dataclass(slots=True)
+class _Upload:
+    """A step that is being uploaded.
+
+    Attributes:
+        step: The step.
+        request: Which request to upload it this is; a later one asks for what was saved later.
+        name: Of its directory, once that is known.
+        progress: By which it is stopped.
+        is_withdrawn: Whether the step was deleted meanwhile.
+        has_ended: Once nothing is done to the step in the remote any more.
+    """
+
+    step: int
+    request: int
+    name: str = ""
+    progress: Progress = field(default_factory=Progress)
+    is_withdrawn: bool = False
+    has_ended: threading.Event = field(default_factory=threading.Event)
+
+
 class OpenRemote:
     """The remote of one `Checkpointer`.
 
     Args:
         remote: What the program has asked for.
         local: The directory that steps are uploaded from.
+        root: Where they go.
 
     Attributes:
         place: Where they go; its catalogue is what is known to be there.
@@ -115,21 +158,30 @@ class OpenRemote:
         self._remote = remote
         self._local = local
         self._policy = remote.keep or PreserveAll()
-        self._collector = Collector(self.place, self._policy)
+        self._record = UploadRecord(local.root, root)
+        self._collector = Collector(self.place, self._policy, self._ours)
         self._lock = threading.Lock()
+        # Whoever lists the remote, or changes what is there, and so the catalogue and the record of uploads.
+        self._changing = threading.RLock()
         _forks.watch(self)
-        self._waiting: set[int] = set()
+        self._requests = itertools.count()
+        self._waiting: dict[int, int] = {}  # the last request for each step
+        self._current: _Upload | None = None
         self._lease: tuple[int, contextlib.ExitStack] | None = None
         self._running: AsyncResponse[None] | None = None
         self._is_listed = False
+        self._has_passed_over = False
         self._failure: WaystationError | None = None
-        self._untold: str | None = None
+        self._raised: set[int] = set()  # the steps of which a failure was raised
+        self._untold: str | None = None  # the last failure, if the program has not heard of it
+        self._notices: list[str] = []
         self._statistics = RemoteStatistics()
 
     def begin_in_child(self) -> None:
         """See `waystation._forks.Watched`: the parent uploads."""
-        self._lock = threading.Lock()
-        self._waiting, self._running, self._lease = set(), None, None
+        self._lock, self._changing = threading.Lock(), threading.RLock()
+        self._waiting, self._current, self._running, self._lease = {}, None, None, None
+        self._failure = None
 
     @property
     def statistics(self) -> RemoteStatistics:
@@ -140,32 +192,98 @@ class OpenRemote:
     # ---- what is there ---------------------------------------------------------------------------
 
     def take_stock(self, options: Options) -> None:
-        """Finds out what is there, together with the other processes; uploads what it lacks."""
+        """Finds out what is there, together with the other processes; uploads what it lacks.
+
+        Raises:
+            Conflict: The remote is that of another sequence.
+        """
         session = self.place.session("look for uploaded checkpoints", options)
         try:
-            listed, problem = json.loads(session.broadcast(self._look))
+            listed, problem = json.loads(session.broadcast(self._take_stock))
             is_primary = session.is_primary
         finally:
             session.close()
-        if problem is None:
-            self.place.catalogue.replace(Listing.decode(json.dumps(listed).encode()))
-        else:
+        if problem is not None:
             warnings.warn(
                 f"what was uploaded to '{self.place.root}' is not known: {problem}; it is looked again at "
                 "the next step",
                 RemoteWarning,
                 stacklevel=_ABOVE,
             )
+        elif not is_primary:
+            self.place.catalogue.replace(Listing.decode(json.dumps(listed).encode()))
         if is_primary:
-            self._is_listed = problem is None
             self._upload_all(info.step for info in self._local.catalogue.committed())
 
-    def _look(self) -> bytes:
+    def _take_stock(self) -> bytes:
+        self._is_listed = False
         try:
-            found = Listing.read(self.place.root, self.place.name_format, with_records=True)
+            problem = self._look_soon()
         except WaystationError as error:
-            return json.dumps([None, error.message]).encode()
-        return json.dumps([json.loads(found.encode()), None]).encode()
+            if "sequence" in error.context:
+                raise
+            problem = error.message
+        return b"[null, %s]" % json.dumps(problem).encode() if problem else b"[%s, null]" % self._encoded()
+
+    def _look_soon(self) -> str | None:
+        """Lists the remote; gives up waiting for it soon where the program can go on without, and returns
+        why it did."""
+        if not self._local.catalogue.committed():
+            self._look()
+            return None
+        look = AsyncResponse(f"looking for what is at '{self.place.root}'", lambda _: self._failure_of_look())
+        try:
+            failure = look.result(_ANSWERS_WITHIN_S)
+        except TimeoutError:
+            return f"it has not answered within {_ANSWERS_WITHIN_S:g} s"
+        if failure is not None:
+            raise failure
+        return None
+
+    def _failure_of_look(self) -> WaystationError | None:
+        try:
+            self._look()
+        except WaystationError as error:
+            return error
+        return None
+
+    def _look(self) -> None:
+        """Finds out what is there, unless that is known.
+
+        Raises:
+            Conflict: The remote is that of another sequence.
+        """
+        with self._changing:
+            if not self._is_listed:
+                listing = Listing.read(self.place.root, self.place.name_format, with_records=True)
+                self._record.look(self._local.catalogue.committed())
+                self.place.catalogue.replace(self._that_counts(listing))
+                self._is_listed = True
+
+    def _that_counts(self, listing: Listing) -> Listing:
+        """What this sequence has uploaded, and what is the same as in the directory. All else would be taken
+        for steps of this sequence. Where the directory is empty, and nobody has uploaded yet, it is what the
+        program is to go on with."""
+        if not self._record.is_there and not self._local.catalogue.committed():
+            return listing
+        ours = {info.step for info in self._ours(listing.committed)}
+        return Listing(
+            [info for info in listing.committed if info.step in ours or self._is_here(info)],
+            [info for info in listing.damaged if self._record.has(info.path.name)],
+        )
+
+    def _is_here(self, info: Info) -> bool:
+        """Whether the directory has the same checkpoint."""
+        local = self._local.catalogue.find(info.step)
+        if local is None or local.path.name != info.path.name:
+            return False
+        if local.commit_timestamp_nsecs is None:
+            with contextlib.suppress(Corrupt):
+                local = described(local)
+        return local.commit_timestamp_nsecs == info.commit_timestamp_nsecs
+
+    def _encoded(self) -> bytes:
+        return Listing(self.place.catalogue.committed(), self.place.catalogue.damaged()).encode()
 
     def checkpoints(self) -> list[Info]:
         """The checkpoints that are there, ascending, as far as this process knows."""
@@ -180,7 +298,9 @@ class OpenRemote:
     def _upload_all(self, steps: Iterable[int]) -> None:
         wanted = [step for step in steps if step % self._remote.every == 0]
         with self._lock:
-            self._waiting.update(wanted)
+            for step in wanted:
+                self._waiting[step] = next(self._requests)
+            self._raised.difference_update(wanted)
             if wanted:
                 self._hold(max(wanted))
             self._start()
@@ -209,86 +329,187 @@ class OpenRemote:
     def _start(self) -> None:
         if self._waiting and self._running is None:
             try:
-                self._running = AsyncResponse(f"uploading to '{self.place.root}'", self._run)
+                self._running = AsyncResponse(f"uploading to '{self.place.root}'", lambda _: self._run())
             except WaystationError as error:  # the system starts no thread
                 self._failure = error
-                self._tell_of(error)
+                self._note_failure(error)
+                self._untold = f"{error.message}; it is tried again at the next step"
 
-    def _run(self, progress: Progress) -> None:
-        while (step := self._next()) is not None:
+    def _run(self) -> None:
+        while (upload := self._next()) is not None:
             try:
-                self._upload(step, progress)
-            except WaystationError as error:
-                if not self._is_without_use(step, error):
-                    with self._lock:
-                        self._failure = error
-                        self._running = None
-                        self._tell_of(error)
-                    return
+                failure = self._try(upload)
             except BaseException:
                 with self._lock:
                     self._running = None
+                upload.has_ended.set()
                 raise
-            else:
-                with self._lock:
-                    if self._failure is not None:
-                        self._failure = self._untold = None
             with self._lock:
-                self._waiting.discard(step)
+                self._end(upload, failure)
+            if failure is not None:
+                return
+
+    def _next(self) -> _Upload | None:
+        """The step that is uploaded next; None once there is none, and then nothing runs any more."""
+        with self._lock:
+            if self._waiting:
+                step = max(self._waiting)
+                self._current = _Upload(step, self._waiting[step])
+                return self._current
+            self._running = None
+            self._failure = None
+            self._let_go()
+            return None
+
+    def _try(self, upload: _Upload) -> WaystationError | None:
+        """Uploads a step; returns what that has failed with, if another try may help."""
+        failure = self._failure_of_look()
+        if failure is not None:
+            return failure
+        try:
+            self._upload(upload)
+        except WaystationError as error:
+            return None if upload.is_withdrawn or self._is_without_use(upload.step, error) else error
+        with self._lock:
+            if self._failure is not None:
+                self._failure = self._untold = None
+            self._raised.clear()
+        return None
+
+    def _end(self, upload: _Upload, failure: WaystationError | None) -> None:
+        self._current = None
+        upload.has_ended.set()
+        if failure is not None:
+            self._failure = failure
+            self._running = None
+            self._note_failure(failure)
+            self._untold = f"{failure.message}; it is tried again at the next step"
+        elif self._waiting.get(upload.step) == upload.request:  # else it was saved again meanwhile
+            del self._waiting[upload.step]
 
     def _is_without_use(self, step: int, error: WaystationError) -> bool:
         """Whether another try would fail as well: the step has been collected, it is damaged, or something of
         somebody else is in its place there."""
+        if "sequence" in error.context:
+            return False
         info = self._local.catalogue.find(step)
         if info is None or not is_checkpoint(info.path):
             _log.info("step %d was removed before it was uploaded to '%s'", step, self.place.root)
             return True
         if isinstance(error, Corrupt | Conflict):
             with self._lock:
-                self._tell_of(error)
+                self._note_failure(error)
+                self._notices.append(
+                    f"step {step} is not uploaded to '{self.place.root}', and not tried again: "
+                    f"{error.message}"
+                )
             return True
         return False
 
-    def _next(self) -> int | None:
-        """The step that is uploaded next; None once there is none, and then nothing runs any more."""
-        with self._lock:
-            if self._waiting:
-                return max(self._waiting)
-            self._running = None
-            self._failure = None
-            self._let_go()
-            return None
-
-    def _tell_of(self, error: WaystationError) -> None:
-        self._untold = error.message
+    def _note_failure(self, error: WaystationError) -> None:
         self._statistics = dataclasses.replace(
             self._statistics, failures=self._statistics.failures + 1, last_failure=error.message
         )
         _log.warning("the upload to '%s' has failed: %s", self.place.root, error)
 
-    def _upload(self, step: int, progress: Progress) -> None:
-        if not self._is_listed:
-            listing = Listing.read(self.place.root, self.place.name_format, with_records=True)
-            self.place.catalogue.replace(listing)
-            self._is_listed = True
-        info = self._local.catalogue.find(step)
-        if info is None or not self._is_wanted(info):
+    def _upload(self, upload: _Upload) -> None:
+        info = self._local.catalogue.find(upload.step)
+        if info is None or not self._can_be_copied(info) or not self._is_wanted(info):
             return
-        source, target = os.fspath(info.path), os.path.join(self.place.root, info.path.name)
+        upload.name = info.path.name
+        source, target = os.fspath(info.path), self._target(upload.name)
         is_there = is_checkpoint(target)
         if not is_there or not same(source, target):
-            with Bandwidth(self._remote.bytes_per_second) as bandwidth:
-                copying = Copying(bandwidth, progress, lambda _done, _total: None)
-                self._count(copying.run(source, target, overwrite=is_there))
-        uploaded = CheckpointMetadata(step, storage.as_path(target), metadata=None)
-        self.place.catalogue.commit(described(uploaded))
-        with self._collector.chosen() as going:
-            self._collector.remove(going)
+            if is_there:
+                self._require_ours(source, target)
+            self._copy(upload, source, target, overwrite=is_there)
+        with self._changing:
+            if upload.is_withdrawn:
+                return
+            self.place.catalogue.commit(described(self._there(upload)))
+            with self._collector.chosen() as going:
+                self._collector.remove(going)
+                self._record.forget([other.path.name for other in going])
+
+    def _can_be_copied(self, info: Info) -> bool:
+        """Whether a step is in the native layout, and whole in itself; else that is told once."""
+        source = os.fspath(info.path)
+        if layout_at(source) != "orbax":
+            try:
+                if commit.read_record(source).local is None:
+                    return True
+            except (Corrupt, NotFound, Unsupported):
+                return True  # the copy says more
+        with self._lock:
+            if not self._has_passed_over:
+                self._has_passed_over = True
+                self._notices.append(
+                    f"step {info.step} is not copied to '{self.place.root}', nor are others like it: a "
+                    "remote takes whole checkpoints in the native layout, and none in Orbax's; load it and "
+                    "save it in that to have it there"
+                )
+        return False
+
+    def _target(self, name: str) -> str:
+        return os.path.join(self.place.root, name)
+
+    def _there(self, upload: _Upload) -> Info:
+        return CheckpointMetadata(upload.step, storage.as_path(self._target(upload.name)), metadata=None)
+
+    def _ours(self, infos: Iterable[Info]) -> list[Info]:
+        """Those of the checkpoints there that this sequence has uploaded, in the order in which they were
+        saved: they are not uploaded in that order."""
+        found = [
+            (time, info)
+            for info in infos
+            if (time := info.commit_timestamp_nsecs) is not None and self._record.has(info.path.name, time)
+        ]
+        return [info for _, info in sorted(found, key=operator.itemgetter(0))]
+
+    def _require_ours(self, source: str, target: str) -> None:
+        """Refuses to replace what is in the place of a step there, unless this sequence has uploaded it.
+
+        Raises:
+            Conflict: It has not.
+        """
+        if self._is_ours_at(target):
+            return
+        with self._changing:  # another sequence may have begun, or another program of this one
+            self._record.look(self._local.catalogue.committed())
+        if not self._is_ours_at(target):
+            raise Conflict(
+                f"'{target}' is another checkpoint than '{source}', and was not uploaded by this sequence, "
+                "so it is left alone; remove it, or give another remote",
+                path=target,
+            )
+
+    def _is_ours_at(self, target: str) -> bool:
+        name = os.path.basename(target)
+        try:
+            return self._record.has(name, commit.read_record(target).created_ns)
+        except Corrupt:
+            return self._record.has(name)
+        except (NotFound, Unsupported):  # of Orbax's layouts, or of a newer version
+            return False
+
+    def _copy(self, upload: _Upload, source: str, target: str, *, overwrite: bool) -> None:
+        self._write_down(upload.name, commit.read_record(source).created_ns)
+        with Bandwidth(self._remote.bytes_per_second) as bandwidth:
+            copying = Copying(bandwidth, upload.progress, lambda _done, _total: None, may_go_on=False)
+            self._count(copying.run(source, target, overwrite=overwrite))
+        # It may have been saved again before it was read.
+        self._write_down(upload.name, commit.read_record(target).created_ns)
+
+    def _write_down(self, name: str, committed_ns: int) -> None:
+        with self._changing:
+            self._record.begin(name, committed_ns, self._local.catalogue.committed())
 
     def _is_wanted(self, info: Info) -> bool:
         """Whether the policy would keep a step."""
-        others = [found for found in self.place.catalogue.committed() if found.step != info.step]
-        infos = sorted([*others, info], key=lambda found: found.step)
+        if info.commit_timestamp_nsecs is None:
+            info = described(info)
+        others = self._ours(found for found in self.place.catalogue.committed() if found.step != info.step)
+        infos = sorted([*others, info], key=lambda found: found.commit_timestamp_nsecs or 0)
         flags = self._policy.should_preserve(infos, context=PreservationContext())
         return bool(flags[infos.index(info)])
 
@@ -301,59 +522,121 @@ class OpenRemote:
             )
 
     def tell(self) -> None:
-        """Warns of a failure that the program has not heard of."""
+        """Warns of what the program has not heard of."""
         with self._lock:
             untold, self._untold = self._untold, None
+            notices, self._notices = self._notices, []
         if untold is not None:
-            warnings.warn(
-                f"the upload to '{self.place.root}' has failed: {untold}; it is tried again at the next step",
-                RemoteWarning,
-                stacklevel=_ABOVE,
-            )
+            notices.append(f"the upload to '{self.place.root}' has failed: {untold}")
+        for notice in notices:
+            warnings.warn(notice, RemoteWarning, stacklevel=_ABOVE)
 
     # ---- deleting, and the end -------------------------------------------------------------------
 
     def delete(self, step: int, options: Options) -> bool:
-        """Deletes a step there, in the primary; returns in all processes whether it was there."""
+        """Deletes a step there, in the primary; returns in all processes whether it was there.
+
+        Raises:
+            WaystationError: What is there cannot be listed, or not removed; the step stays.
+        """
         session = self.place.session(f"delete the uploaded step {step}", options)
-
-        def remove() -> bytes:
-            with self._lock:
-                self._waiting.discard(step)
-            info = self.place.catalogue.find(step)
-            if info is None:
-                return b""
-            commit.withdraw(os.fspath(info.path), new_attempt_id())
-            return b"deleted"
-
         try:
-            was_there = session.broadcast(remove) == b"deleted"
+            was_there = session.broadcast(lambda: self._delete(step)) == b"deleted"
         finally:
             session.close()
         self.place.catalogue.drop([step])
         return was_there
 
-    def wait(self) -> None:
-        """Waits for the uploads, after another try of those that have failed.
+    def _delete(self, step: int) -> bytes:
+        self._look()
+        with self._lock:
+            was_waiting = self._waiting.pop(step, None) is not None
+        try:
+            self._stop(step)
+            with self._changing:
+                info = self.place.catalogue.find(step)
+                if info is None:
+                    return b""
+                commit.withdraw(os.fspath(info.path), new_attempt_id())
+                self.place.catalogue.drop([step])
+                self._record.forget([info.path.name])
+        except BaseException:
+            if was_waiting:
+                self._upload_all([step])
+            raise
+        return b"deleted"
+
+    def _stop(self, step: int) -> None:
+        """Ends the upload of a step that does not wait for one any more. What that has committed before is in
+        the catalogue then."""
+        with self._lock:
+            if self._lease is not None and self._lease[0] == step:
+                self._let_go()
+            upload = self._current
+            if upload is None or upload.step != step:
+                return
+            upload.is_withdrawn = True
+        upload.progress.cancel()
+        upload.has_ended.wait()
+        if upload.name and self._is_ours_at(self._target(upload.name)):
+            self.place.catalogue.commit(self._there(upload))
+
+    def wait(self, options: Options, *, is_last: bool = False, together: bool = True) -> None:
+        """Waits for the uploads, after another try of those that have failed; then all processes know what
+        is there.
+
+        Args:
+            options: Of the call.
+            is_last: Whether nothing is raised of failures that were raised before.
+            together: Whether the other processes take part; else each waits for its own.
 
         Raises:
             WaystationError: What some have failed with.
         """
         with self._lock:
             self._start()
-        while True:
-            with self._lock:
-                running, failure = self._running, self._failure
-                if running is None:
-                    break
-            error = running.exception()
+        if together:
+            self._wait_together(options, is_last=is_last)
+        else:
+            while not self._wait_a_while(is_last=is_last):
+                pass
+        self.tell()
+
+    def _wait_together(self, options: Options, *, is_last: bool) -> None:
+        session = self.place.session("wait for uploads", options)
+        try:
+            while not (found := session.broadcast(lambda: self._wait_a_while(is_last=is_last))):
+                pass
+            if not session.is_primary:
+                self.place.catalogue.replace(Listing.decode(found))
+        finally:
+            session.close()
+
+    def _wait_a_while(self, *, is_last: bool) -> bytes:
+        """What is there once nothing is uploaded any more; nothing while something is."""
+        with self._lock:
+            running = self._running
+        if running is not None:
+            try:
+                error = running.exception(_ROUND_S)
+            except TimeoutError:
+                return b""
             if error is not None:
                 raise error
-        if failure is not None:
-            with self._lock:
-                self._untold = None
-            raise failure
-        self.tell()
+            return b""  # another one may have begun
+        self._raise_failure(is_last=is_last)
+        return self._encoded()
+
+    def _raise_failure(self, *, is_last: bool) -> None:
+        with self._lock:
+            failure, waiting = self._failure, set(self._waiting)
+            if failure is None:
+                return
+            self._untold = None
+            if is_last and waiting <= self._raised:
+                return
+            self._raised |= waiting
+        raise failure
 
     def close(self) -> None:
         """Keeps nothing from being collected any more; the uploads have been waited for."""
