@@ -9,10 +9,14 @@ from typing import Any
 
 import numpy as np
 from tests.checkpoint.copy_programs import copying
-from tests.support.programs import Place
+from tests.support.programs import HANG_S, Place
 
 from waystation.storage import AnyPath
 from waystation.training import Checkpointer, Remote, preservation_policies, save_decision_policies
+from waystation.training import remote as remotes
+
+# The store of a busy machine may take longer to answer.
+remotes._ANSWERS_WITHIN_S = HANG_S
 
 
 def state(step: int) -> dict[str, Any]:

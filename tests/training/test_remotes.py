@@ -148,10 +148,8 @@ def test_a_step_that_waits_for_its_upload_is_not_collected(
     assert steps_in(there) == ["4"]
 
 
-def test_an_upload_that_was_killed_goes_on_after_a_restart(
-    tmp_path: Path, there: AnyPath, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = tmp_path / "here"
+def kill_during_upload(here: Path, there: AnyPath) -> None:
+    """Saves steps 1 and 2, and is killed while it uploads them."""
     process = programs.context.Process(
         target=save_and_upload_slowly, args=(of_stores(), here, there), daemon=True
     )
@@ -163,6 +161,22 @@ def test_an_upload_that_was_killed_goes_on_after_a_restart(
         time.sleep(0.01)
     os.kill(process.pid or 0, signal.SIGKILL)
     process.join()
+
+
+def test_a_run_whose_first_upload_was_killed_has_the_remote(tmp_path: Path, there: AnyPath) -> None:
+    """From before anything is there; and whoever goes on for it, on a new disk, has it too."""
+    kill_during_upload(tmp_path / "here", there)
+    save_in(tmp_path / "other", {2: 20})
+    with pytest.raises(Conflict, match="another sequence"):
+        opened(tmp_path / "other", Remote(there))
+    shutil.rmtree(tmp_path / "here")
+    save_in(tmp_path / "new", {1: 7, 2: 7}, Remote(there))
+    assert values_in(there) == {"1": 7, "2": 7}
+
+
+def test_an_upload_that_was_killed_goes_on_after_a_restart(tmp_path: Path, there: AnyPath) -> None:
+    here = tmp_path / "here"
+    kill_during_upload(here, there)
     with opened(here, Remote(there)) as checkpointer:
         checkpointer.wait()
         assert tiers(checkpointer) == dict.fromkeys((1, 2), ("directory", "remote"))
