@@ -56,7 +56,10 @@ def test_an_error_while_reading_ahead_arrives_in_its_turn() -> None:
 
 
 FLOATS = arrays.arrays(
-    np.float64, 12, elements=st.floats(width=16) | st.sampled_from([np.nan, np.inf, -np.inf, 0.0, -0.0])
+    np.float64,
+    12,
+    elements=st.sampled_from([np.nan, np.inf, -np.inf, 0.0, -0.0]) | st.integers(-4096, 4096).map(float),
+    fill=st.nothing(),
 )
 
 

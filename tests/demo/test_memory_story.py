@@ -1,6 +1,6 @@
 """The demo of the memory tier, small: real processes, hosts that are really lost, every claim checked.
 
-Hosts are made both ways, of namespaces and of directories, and training goes on from memory, and from the disk.
+Hosts are made both ways, of namespaces and of directories. Training goes on from memory, and from the disk.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ fn a_reserved_field_in_use_is_unsupported() {
         first_block: 0,
     }];
     let mut table = encode(TableKind::Files, &[&pack(&files)]).unwrap();
-    table[PAGE_BYTES + 8] = 1;
+    table[PAGE_BYTES + 12] = 1; // flags
     let page = [&table[PAGE_BYTES..2 * PAGE_BYTES - 8], &1u64.to_le_bytes()].concat();
     table[2 * PAGE_BYTES - 8..].copy_from_slice(&crc64(&page).to_le_bytes());
     fs::write(&path, &table).unwrap();
