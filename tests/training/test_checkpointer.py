@@ -403,3 +403,12 @@ def test_unchanged_arrays_are_shared_with_the_newest_step(tmp_path: Path) -> Non
         assert seen[-1].bytes_shared == 0
     with pytest.raises(errors.WrongType, match="reuse_unchanged"):
         Checkpointer(tmp_path, reuse_unchanged="yes")  # type: ignore[arg-type]
+
+
+def test_layouts_that_share_nothing_are_refused_at_the_first_save(tmp_path: Path) -> None:
+    context = waystation.Context()
+    context.array.saving.use_ocdbt = True
+    with context, Checkpointer(tmp_path, reuse_unchanged=True) as checkpointer:
+        with pytest.raises(errors.Unsupported, match="reuse_unchanged=True, and Orbax's layouts"):
+            checkpointer.save(0, {"w": np.ones(3)})
+        assert not checkpointer.checkpoints

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
+from waystation._errors import Unsupported
 from waystation._options import Options
 from waystation.checkpoint.handlers.choice import METRICS
 from waystation.checkpoint.native_saving import EarlierCheckpoint
@@ -142,7 +143,7 @@ class Saver:
         begun = time.monotonic()
         info = self._described(request)
         aside: list[str] = []
-        earlier = self._earlier()
+        earlier = self._earlier(options)
         with self._telling(info, options) as session:
 
             def on_committed() -> None:
@@ -169,7 +170,7 @@ class Saver:
         unblocked: list[float] = []  # when that was
         step, info = request.step, self._described(request)
         aside: list[str] = []
-        earlier = self._earlier()
+        earlier = self._earlier(options)
 
         # What goes on in the background must not hold the request, or the state could not be freed.
         with contextlib.ExitStack() as stack:
@@ -213,9 +214,23 @@ class Saver:
         unblocked.append(time.monotonic())
         return response
 
-    def _earlier(self) -> EarlierCheckpoint | None:
-        """The newest checkpoint of the sequence, if files are to be shared with it. It may go at any time."""
-        committed = self._place.catalogue.committed_by_age() if self._reuse_unchanged else []
+    def _earlier(self, options: Options) -> EarlierCheckpoint | None:
+        """The newest checkpoint of the sequence, if files are to be shared with it. It may go at any time.
+
+        Raises:
+            Unsupported: Checkpoints of this kind share none. The first save says so, not the second.
+        """
+        if not self._reuse_unchanged:
+            return None
+        if options.array.saving.use_ocdbt is not None or options.multiprocessing.primary_host is None:
+            root = os.fspath(self._place.root)
+            raise Unsupported(
+                f"the Checkpointer of '{root}' has reuse_unchanged=True, and Orbax's layouts and storage of "
+                "each process's own share no files; leave it out, or save in the native layout to storage "
+                "that all processes share",
+                path=root,
+            )
+        committed = self._place.catalogue.committed_by_age()
         return EarlierCheckpoint(os.fspath(committed[-1].path)) if committed else None
 
     def _described(self, request: Request) -> Info:
