@@ -75,11 +75,12 @@ class Cell:
 
     @property
     def refusal(self) -> str | None:
-        """What the Unsupported says with which the cell is refused; None where it works."""
+        """What the Unsupported says with which the cell is refused; of a remote the warning, for the directory
+        has the step. None where it works."""
         if self.tier == "memory" and self.is_in_store:
             return "leave out memory="
         if self.tier == "remote" and not self.is_native:
-            return "layout of Orbax"
+            return "a remote takes whole checkpoints in the native layout"
         return None
 
     @property
