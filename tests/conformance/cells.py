@@ -75,8 +75,8 @@ class Cell:
 
     @property
     def refusal(self) -> str | None:
-        """What the Unsupported says with which the cell is refused; of a remote the warning, for the directory
-        has the step. None where it works."""
+        """What Unsupported says where the cell is refused; None where it works. A remote warns, and
+        its directory has the step."""
         if self.tier == "memory" and self.is_in_store:
             return "leave out memory="
         if self.tier == "remote" and not self.is_native:
