@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -264,6 +265,36 @@ def measuring(
                 directory.rmdir()
             document["targets"] = as_json(list(evaluate(document)))
             session.write()
+    console.print(f"results: {results}")
+
+
+@contextmanager
+def documented(
+    arguments: argparse.Namespace,
+    label: str,
+    console: Console,
+    evaluate: Callable[[Document], Iterable[Line]],
+) -> Iterator[tuple[Path, Document]]:
+    """An empty directory to measure in, and a document to fill, which is kept in the end if nothing failed.
+
+    Args:
+        arguments: `directory` and `quick`.
+        label: In the name of the file.
+        console: Where that name is told.
+        evaluate: The targets, by what the document has then.
+    """
+    parent = arguments.directory or default_directory()
+    directory = parent / label
+    directory.mkdir(parents=True)
+    document: Document = {"machine": machine.describe(directory), "quick": arguments.quick}
+    try:
+        yield directory, document
+    finally:
+        shutil.rmtree(directory if arguments.directory else parent)
+    document["targets"] = as_json(list(evaluate(document)))
+    results = results_path(label, quick=arguments.quick)
+    results.parent.mkdir(parents=True, exist_ok=True)
+    results.write_text(json.dumps(document, indent=1) + "\n")
     console.print(f"results: {results}")
 
 

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import multiprocessing
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -25,12 +23,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import command, machine
+from benchmarks import command
 from benchmarks.report import show_machine, show_targets
 from benchmarks.rounds import Document
-from benchmarks.session import default_directory
 from benchmarks.storage import server, systems
-from benchmarks.targets import Line, as_json
+from benchmarks.targets import Line
 
 RACES, QUICK_RACES = 10_000, 20
 WON, CONFLICT, AT_COMMIT = "won", "conflict", "conflict at the commit"
@@ -64,26 +61,15 @@ def main() -> None:
 
 def measure(arguments: argparse.Namespace, console: Console) -> Document:
     """Has all races run; returns the document, which is also kept."""
-    place = arguments.directory or default_directory()
-    directory = place / "races"
-    directory.mkdir(parents=True)
     wanted = arguments.races or (QUICK_RACES if arguments.quick else RACES)
-    document: Document = {"machine": machine.describe(directory), "quick": arguments.quick}
     begun_s = time.monotonic()
-    try:
-        with (
-            server.running(directory) as port,
-            _pairs(arguments.pairs, port, wanted, arguments.seconds) as pairs,
-        ):
-            found = _collected(pairs, wanted, console)
-    finally:
-        shutil.rmtree(directory if arguments.directory else place)
-    document |= {"outcomes": dict(found), "seconds": time.monotonic() - begun_s, "wanted": wanted}
-    document["targets"] = as_json(list(evaluate(document)))
-    results = command.results_path("races", quick=arguments.quick)
-    results.parent.mkdir(parents=True, exist_ok=True)
-    results.write_text(json.dumps(document, indent=1) + "\n")
-    console.print(f"results: {results}")
+    with (
+        command.documented(arguments, "races", console, evaluate) as (directory, document),
+        server.running(directory) as port,
+        _pairs(arguments.pairs, port, wanted, arguments.seconds) as pairs,
+    ):
+        found = _collected(pairs, wanted, console)
+        document |= {"outcomes": dict(found), "seconds": time.monotonic() - begun_s, "wanted": wanted}
     return document
 
 

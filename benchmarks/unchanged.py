@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
-import shutil
 import statistics
 import time
 from collections.abc import Iterator
@@ -25,13 +23,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import command, machine, states
+from benchmarks import command, states
 from benchmarks.measure import settle_disks
 from benchmarks.report import show_machine, show_targets
 from benchmarks.rounds import Document, mean_and_deviation
-from benchmarks.session import default_directory
 from benchmarks.storage import server, systems
-from benchmarks.targets import Line, as_json
+from benchmarks.targets import Line
 
 SAVES = ("full", "second", "third")
 TRAINED_SHARE = 0.01
@@ -52,16 +49,9 @@ def main() -> None:
 
 def measure(arguments: argparse.Namespace, console: Console) -> Document:
     """Makes all saves; returns the document, which is also kept."""
-    place = arguments.directory or default_directory()
-    directory = place / "unchanged"
-    directory.mkdir(parents=True)
-    document: Document = {
-        "machine": machine.describe(directory),
-        "quick": arguments.quick,
-        "store": arguments.store,
-        "runs": [],
-    }
-    try:
+    label = "unchanged-store" if arguments.store else "unchanged"
+    with command.documented(arguments, label, console, evaluate) as (directory, document):
+        document |= {"store": arguments.store, "runs": []}
         base = _base(arguments.quick)
         with _place(directory, is_store=arguments.store) as run_directory:
             for repetition in range(-1, arguments.rounds):
@@ -69,14 +59,6 @@ def measure(arguments: argparse.Namespace, console: Console) -> Document:
                     shown = f"{run['save']}: {run['seconds']:.3f} s, {run['bytes'] / 1e6:.1f} MB"
                     console.print(shown, highlight=False)
                     document["runs"] += [run] if repetition >= 0 else []
-    finally:
-        shutil.rmtree(directory if arguments.directory else place)
-    document["targets"] = as_json(list(evaluate(document)))
-    label = "unchanged-store" if arguments.store else "unchanged"
-    results = command.results_path(label, quick=arguments.quick)
-    results.parent.mkdir(parents=True, exist_ok=True)
-    results.write_text(json.dumps(document, indent=1) + "\n")
-    console.print(f"results: {results}")
     return document
 
 

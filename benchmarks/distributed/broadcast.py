@@ -8,10 +8,10 @@ memory, and shares its cores.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.analysis import Ratio
+from benchmarks.analysis import Ratio, Series
 from benchmarks.distributed import throttles
 from benchmarks.distributed.process import Request
 from benchmarks.distributed.replicas import save_request
@@ -120,28 +120,35 @@ def models_of(results: Results) -> list[Model]:
 
 def evaluate(results: Results) -> Iterator[Line]:
     """How much faster sending is than reading, and whether the choice is right."""
-    for processes in COUNTS:
-        own = Case(NAME, subject_of(processes), BROADCAST, OPERATION)
+    return compared(results, NAME, [subject_of(processes) for processes in COUNTS], NEEDED_AT_4)
+
+
+def compared(results: Results, name: str, subjects: Sequence[str], needed: float) -> Iterator[Line]:
+    """The targets of an experiment that loads in each of the manners.
+
+    Args:
+        results: What was measured.
+        name: Of the experiment.
+        subjects: Those that load, the fewest first.
+        needed: How many times as fast as reading the sending has to be for the last of them.
+    """
+    for subject in subjects:
         sent, read, chosen = (
-            results.series(replace(own, system=manner)) for manner in (BROADCAST, EVERYONE, CHOSEN)
+            results.series(Case(name, subject, manner, OPERATION)) for manner in (BROADCAST, EVERYONE, CHOSEN)
         )
-        text = f"{own.subject}: {BROADCAST} faster than {EVERYONE}"
-        if processes == COUNTS[-1]:
-            needed = f"≥ {NEEDED_AT_4:g}x"
-            if sent is None or read is None:
-                yield Line(text, needed, "not measured", "", None)
-            else:
-                ratio = Ratio.of(sent, read)
-                reached = ratio.median >= NEEDED_AT_4
-                yield Line(text, needed, f"{ratio.median:.2f}x", f"{ratio.worst:.2f}x", reached)
-        text = f"{own.subject}: {CHOSEN}: as fast as the better of the two"
-        needed = f"≥ {NEEDED_OF_BETTER:g}x"
-        if sent is None or read is None or chosen is None:
-            yield Line(text, needed, "not measured", "", None)
-            continue
-        ratio = Ratio.of(chosen, min(sent, read, key=lambda series: series.median))
-        reached = ratio.median >= NEEDED_OF_BETTER
-        yield Line(text, needed, f"{ratio.median:.2f}x", f"{ratio.worst:.2f}x", reached)
+        if subject == subjects[-1]:
+            yield _line(f"{subject}: {BROADCAST} faster than {EVERYONE}", needed, sent, read)
+        better = min(sent, read, key=lambda series: series.median) if sent and read else None
+        yield _line(
+            f"{subject}: {CHOSEN}: as fast as the better of the two", NEEDED_OF_BETTER, chosen, better
+        )
+
+
+def _line(text: str, needed: float, own: Series | None, other: Series | None) -> Line:
+    if own is None or other is None:
+        return Line(text, f"≥ {needed:g}x", "not measured", "", None)
+    ratio = Ratio.of(own, other)
+    return Line(text, f"≥ {needed:g}x", f"{ratio.median:.2f}x", f"{ratio.worst:.2f}x", ratio.median >= needed)
 
 
 def speedup(models: list[Model], replicas: int) -> float:

@@ -13,9 +13,8 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from benchmarks.analysis import Ratio
 from benchmarks.distributed import programs
-from benchmarks.distributed.broadcast import BROADCAST, CHOSEN, EVERYONE, MANNERS, OPERATION
+from benchmarks.distributed.broadcast import BROADCAST, EVERYONE, MANNERS, OPERATION, compared
 from benchmarks.distributed.process import Request
 from benchmarks.distributed.replicas import save_request
 from benchmarks.distributed.session import Session
@@ -29,7 +28,6 @@ COUNTS = (2, 4, 8)
 MODELLED = (2, 4, 8, 16, 32)
 REQUESTS_PER_S = 40
 NEEDED_AT_MOST = 2.0
-NEEDED_OF_BETTER = 0.9
 
 
 def subject_of(processes: int) -> str:
@@ -146,24 +144,4 @@ def model_of(results: Results) -> Model | None:
 
 def evaluate(results: Results) -> Iterator[Line]:
     """How much faster one read is than many, and whether the choice is right."""
-    for processes in COUNTS:
-        own = Case(NAME, subject_of(processes), BROADCAST, OPERATION)
-        sent, read, chosen = (
-            results.series(replace(own, system=manner)) for manner in (BROADCAST, EVERYONE, CHOSEN)
-        )
-        if processes == COUNTS[-1]:
-            text, needed = f"{own.subject}: {BROADCAST} faster than {EVERYONE}", f"≥ {NEEDED_AT_MOST:g}x"
-            if sent is None or read is None:
-                yield Line(text, needed, "not measured", "", None)
-            else:
-                ratio = Ratio.of(sent, read)
-                reached = ratio.median >= NEEDED_AT_MOST
-                yield Line(text, needed, f"{ratio.median:.2f}x", f"{ratio.worst:.2f}x", reached)
-        text = f"{own.subject}: {CHOSEN}: as fast as the better of the two"
-        needed = f"≥ {NEEDED_OF_BETTER:g}x"
-        if sent is None or read is None or chosen is None:
-            yield Line(text, needed, "not measured", "", None)
-            continue
-        ratio = Ratio.of(chosen, min(sent, read, key=lambda series: series.median))
-        reached = ratio.median >= NEEDED_OF_BETTER
-        yield Line(text, needed, f"{ratio.median:.2f}x", f"{ratio.worst:.2f}x", reached)
+    return compared(results, NAME, [subject_of(processes) for processes in COUNTS], NEEDED_AT_MOST)

@@ -108,6 +108,12 @@ def test_urls_of_files_are_taken_and_options_are_named_as_options(runs: Path, ru
     assert run("inspect", f"file://{runs}/3").code == 0
 
 
+def test_a_rate_that_makes_no_sense_is_told_by_the_option(runs: Path, run: Run) -> None:
+    refused = run("cp", runs / "1", runs / "3", "--bytes-per-second", "0")
+    assert refused.err.startswith("error: --bytes-per-second must be from 1 to ")
+    assert not (runs / "3").exists()
+
+
 def test_storage_takes_the_deadline(runs: Path, run: Run) -> None:
     wrong = run("ls", runs, "--storage", "deadline_s=soon")
     assert "--storage deadline_s is a number of seconds" in wrong.err

@@ -91,6 +91,14 @@ def run_of(place: Bucket, count: int, run: str = "run") -> list[str]:
     return paths
 
 
+def require_that_nothing_lingers(place: Bucket, run: str, paths: dict[int, str]) -> None:
+    """Deletes what is left of a run; then nothing is."""
+    for path in paths.values():
+        waystation.delete(path)
+    collect_all(place, run)
+    assert [name for name in place.names() if name.startswith(f"{run}/")] == []
+
+
 def require_whole(paths: dict[int, str]) -> None:
     """Checkpoints are whole, by their checksums and by their values."""
     for step, path in paths.items():
@@ -324,10 +332,7 @@ def test_a_deletion_before_any_request_of_a_save(place: Bucket, deleted: tuple[i
                 assert number < 4, "it had begun"
         require_whole(paths)
         was_last = number > count[0]
-        for path in paths.values():
-            waystation.delete(path)
-        collect_all(place, run)
-        assert [name for name in place.names() if name.startswith(f"{run}/")] == []
+        require_that_nothing_lingers(place, run, paths)
         if was_last:
             break
 
@@ -351,10 +356,7 @@ def test_a_save_before_any_request_of_a_deletion_that_then_goes_on(place: Bucket
         if waystation.is_checkpoint(third):
             paths[3] = third
         require_whole(paths)
-        for path in paths.values():
-            waystation.delete(path)
-        collect_all(place, run)
-        assert [name for name in place.names() if name.startswith(f"{run}/")] == []
+        require_that_nothing_lingers(place, run, paths)
 
 
 def save_at(endpoint: str, path: str, step: int, earlier: str, overwrite: bool) -> None:
@@ -383,10 +385,7 @@ def test_a_save_is_killed_before_any_request(place: Bucket, overwrite: bool) -> 
         require_whole(paths)
         collect_all(place, run)
         require_whole(paths)
-        for path in paths.values():
-            waystation.delete(path)
-        collect_all(place, run)
-        assert [name for name in place.names() if name.startswith(f"{run}/")] == []
+        require_that_nothing_lingers(place, run, paths)
         if not was_killed:
             break
 
@@ -403,10 +402,7 @@ def test_a_deletion_is_killed_before_any_request(place: Bucket, deleted: int) ->
         require_whole(paths)
         collect_all(place, run)
         require_whole(paths)
-        for path in paths.values():
-            waystation.delete(path)
-        collect_all(place, run)
-        assert [name for name in place.names() if name.startswith(f"{run}/")] == []
+        require_that_nothing_lingers(place, run, paths)
         if not was_killed:
             break
 

@@ -24,9 +24,10 @@ Storage = Annotated[
     typer.Option(
         "--storage",
         metavar="NAME=VALUE",
-        help="How an object store is reached, such as aws_region=eu-west-1, or "
-        "skip_signature=true for what is public; may be repeated. The environment (AWS_…, GOOGLE_…, AZURE_…) "
-        "is read first, and is the place for credentials: others can see the arguments of a process.",
+        help="How an object store is reached, such as aws_region=eu-west-1, skip_signature=true for what is "
+        "public, or deadline_s=300 for each request; may be repeated. The environment (AWS_…, GOOGLE_…, "
+        "AZURE_…) is read first, and is the place for credentials: others can see the arguments of "
+        "a process.",
     ),
 ]
 

@@ -22,6 +22,9 @@ FAILED = 2
 INTERRUPTED = 130
 PIPE_CLOSED = 141  # as of a program that SIGPIPE ends
 
+# Errors speak of the arguments of functions, which are options here.
+_OPTIONS = {"overwrite=True": "--overwrite", "bytes_per_second": "--bytes-per-second"}
+
 # What to try next, by kind, where the message of the error itself does not say.
 _HINTS = {
     "Corrupt": "restore another one; where there are checksums, 'waystation verify PATH' lists all damage",
@@ -62,8 +65,9 @@ def reporting(
         raise typer.Exit(PIPE_CLOSED) from None
     except WaystationError as error:
         hint = None if verifies and error.kind == "Corrupt" else _HINTS.get(error.kind)
-        # Errors speak of the arguments of functions; here they are options.
-        message = error.message.replace("overwrite=True", "--overwrite")
+        message = error.message
+        for argument, option in _OPTIONS.items():
+            message = message.replace(argument, option)
         _report(output, error.kind, message, _shown_context(error), hint, show_traceback)
         raise typer.Exit(FAILED) from None
     except Exception as error:
