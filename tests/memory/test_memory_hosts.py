@@ -134,7 +134,7 @@ def test_what_is_killed_is_gone_on_from(
     assert done.returncode == 0, done.stderr
     assert trained(tmp_path) == uninterrupted(framework)
     document: dict[str, Any] = json.loads(done.stdout)
-    assert document["restarts"] == (victim != "agent")
+    assert document["restarts"] == (victim != "agent"), done.stderr
     assert told(tmp_path, "resumed") == ([] if victim == "agent" else [KILLED_AT] * HOSTS)
     assert all(step > KILLED_AT for step in told(tmp_path, "saved")), "the agents have recovered"
     recoveries = document["recoveries"]

@@ -573,3 +573,59 @@ def test_what_can_be_no_remote_is_refused(tmp_path: Path) -> None:
     context.multiprocessing.primary_host = None
     with pytest.raises(Unsupported, match="remote"):
         Checkpointer(tmp_path / "here", context=context, remote=Remote(tmp_path / "there"))
+
+
+def test_two_programs_that_began_empty_replace_nothing_of_each_other(tmp_path: Path, there: AnyPath) -> None:
+    first = opened(tmp_path / "first", Remote(there))
+    first.save(1, state(1))
+    first.wait()
+    second = opened(tmp_path / "second", Remote(there))  # goes on with it, as if a disk was lost
+    assert tiers(second) == {1: ("remote",)}
+    second.save(2, state(20))
+    second.wait()
+    first.save(2, state(2))
+    with pytest.warns(RemoteWarning, match="uploaded from another directory of this sequence"):
+        first.wait()
+    first.save(3, state(3))
+    with pytest.raises(Conflict, match=r"second'.* has taken over the remote .* from '.*first'"):
+        first.wait()
+    second.save(3, state(30))
+    second.wait()
+    second.close()
+    with pytest.warns(RemoteWarning, match="step 3 is not uploaded"):
+        first.close()
+    assert (saved_in(there, 2), saved_in(there, 3)) == (20, 30)
+
+    # Started again, the first one takes the remote over, and leaves alone what differs.
+    with pytest.warns(RemoteWarning, match="left alone"):
+        with_fourth(tmp_path / "first", there)
+    assert (saved_in(there, 2), saved_in(there, 3), saved_in(there, 4)) == (20, 30, 4)
+
+
+def test_what_another_directory_has_uploaded_is_replaced_where_that_is_asked_for(
+    tmp_path: Path, there: AnyPath
+) -> None:
+    with opened(tmp_path / "first", Remote(there)) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, state(step))
+    with pytest.warns(RemoteWarning, match="step 1 is not uploaded"):
+        with_other_versions(tmp_path / "second", there)
+    assert (saved_in(there, 1), saved_in(there, 2)) == (1, 20)
+
+
+def with_other_versions(directory: Path, there: AnyPath) -> None:
+    """A program saves steps 1 and 2 anew, and asks for the replacement of step 2 alone."""
+    with opened(directory, Remote(there)) as checkpointer:
+        checkpointer.save(1, state(10))
+        checkpointer.save(2, state(20), overwrite=True)
+
+
+def with_fourth(directory: Path, there: AnyPath) -> None:
+    """A program goes on in a directory with step 4."""
+    with opened(directory, Remote(there)) as checkpointer:
+        checkpointer.save(4, state(4))
+
+
+def saved_in(directory: AnyPath, step: int) -> int:
+    """Which state a step has."""
+    return int(waystation.load(directory / str(step))["step"])

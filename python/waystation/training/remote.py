@@ -166,6 +166,7 @@ class OpenRemote:
         _forks.watch(self)
         self._requests = itertools.count()
         self._waiting: dict[int, int] = {}  # the last request for each step
+        self._overwritten: set[int] = set()  # by this program, as it has asked
         self._current: _Upload | None = None
         self._lease: tuple[int, contextlib.ExitStack] | None = None
         self._running: AsyncResponse[None] | None = None
@@ -291,8 +292,16 @@ class OpenRemote:
 
     # ---- uploading -------------------------------------------------------------------------------
 
-    def committed(self, step: int) -> None:
-        """A step is committed in the directory; called by the primary before anything is collected there."""
+    def committed(self, step: int, overwrite: bool) -> None:
+        """A step is committed in the directory; called by the primary before anything is collected there.
+
+        Args:
+            step: The step.
+            overwrite: Whether the program has asked for another version of the step to be replaced.
+        """
+        if overwrite:
+            with self._lock:
+                self._overwritten.add(step)
         self._upload_all([step])
 
     def _upload_all(self, steps: Iterable[int]) -> None:
@@ -421,7 +430,7 @@ class OpenRemote:
         is_there = is_checkpoint(target)
         if not is_there or not same(source, target):
             if is_there:
-                self._require_ours(source, target)
+                self._require_replaceable(upload.step, source, target)
             self._copy(upload, source, target, overwrite=is_there)
         with self._changing:
             if upload.is_withdrawn:
@@ -466,16 +475,24 @@ class OpenRemote:
         ]
         return [info for _, info in sorted(found, key=operator.itemgetter(0))]
 
-    def _require_ours(self, source: str, target: str) -> None:
-        """Refuses to replace what is in the place of a step there, unless this sequence has uploaded it.
+    def _require_replaceable(self, step: int, source: str, target: str) -> None:
+        """Refuses to replace what is in the place of a step there, unless this sequence has uploaded it: from
+        this directory, or the program has asked for that.
 
         Raises:
             Conflict: It has not.
         """
-        if self._is_ours_at(target):
-            return
         with self._changing:  # another sequence may have begun, or another program of this one
             self._record.look(self._local.catalogue.committed())
+            is_of_another = self._record.is_of_another_directory(os.path.basename(target))
+        with self._lock:
+            was_asked_for = step in self._overwritten
+        if is_of_another and not was_asked_for:
+            raise Conflict(
+                f"'{target}' was uploaded from another directory of this sequence, and is another checkpoint "
+                f"than '{source}', so it is left alone; save the step with overwrite=True to replace it",
+                path=target,
+            )
         if not self._is_ours_at(target):
             raise Conflict(
                 f"'{target}' is another checkpoint than '{source}', and was not uploaded by this sequence, "

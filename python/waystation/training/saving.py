@@ -121,7 +121,8 @@ class Saver:
         reuse_unchanged: Whether a step shares data files with the newest one where arrays are equal.
 
     Attributes:
-        on_committed: Called in the primary with each step that is committed, before anything is removed.
+        on_committed: Called in the primary with each step that is committed, before anything is removed, and
+            with whether the program has asked for an earlier version to be replaced.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class Saver:
         self._collector = collector
         self._costs = costs
         self._reuse_unchanged = reuse_unchanged
-        self.on_committed: Callable[[int], None] = lambda _step: None
+        self.on_committed: Callable[[int, bool], None] = lambda _step, _overwrite: None
 
     def save(self, request: Request, options: Options) -> None:
         """Saves, and returns when that is done."""
@@ -148,7 +149,7 @@ class Saver:
 
             def on_committed() -> None:
                 self._costs.record(SaveCost(time.monotonic() - begun, 0.0))
-                self._tell(info, session, options)
+                self._tell(info, session, options, overwrite=request.overwrite)
 
             try:
                 write(
@@ -168,7 +169,7 @@ class Saver:
         """Saves in the background; returns once the state may change."""
         begun = time.monotonic()
         unblocked: list[float] = []  # when that was
-        step, info = request.step, self._described(request)
+        step, info, overwrite = request.step, self._described(request), request.overwrite
         aside: list[str] = []
         earlier = self._earlier(options)
 
@@ -181,7 +182,7 @@ class Saver:
                 now = time.monotonic()
                 blocking_s = (unblocked[0] if unblocked else now) - begun
                 self._costs.record(SaveCost(blocking_s, now - begun - blocking_s))
-                self._tell(info, session, options)
+                self._tell(info, session, options, overwrite=overwrite)
 
             def respond(what: str, work: Callable[[Progress], None]) -> StepResponse:
                 until_told.push(stack.pop_all())
@@ -195,7 +196,7 @@ class Saver:
 
             saving = open_saving(
                 info.path,
-                overwrite=request.overwrite,
+                overwrite=overwrite,
                 timeout_s=options.asynchronous.timeout_secs,
                 begun_ns=request.begun_ns,
                 on_set_aside=aside.append,
@@ -254,11 +255,11 @@ class Saver:
             self._place.catalogue.abandon(info.step)
             session.close()
 
-    def _tell(self, info: Info, session: Session, options: Options) -> None:
+    def _tell(self, info: Info, session: Session, options: Options, *, overwrite: bool) -> None:
         """Tells all processes that a step is committed, and removes what is not wanted any more."""
         catalogue = self._place.catalogue
         with contextlib.ExitStack() as until_removed:
-            decide = partial(self._decide, info, until_removed)
+            decide = partial(self._decide, info, overwrite, until_removed)
             try:
                 decision = session.round(lambda: b"", decide)
             except BaseException:
@@ -276,10 +277,12 @@ class Saver:
         if going:
             session.barrier()
 
-    def _decide(self, info: Info, until_removed: contextlib.ExitStack, _: Sequence[bytes]) -> bytes:
+    def _decide(
+        self, info: Info, overwrite: bool, until_removed: contextlib.ExitStack, _: Sequence[bytes]
+    ) -> bytes:
         """What the primary says: the checkpoint that is there now, and those that go."""
         committed = described(info)
         self._place.catalogue.commit(committed)
-        self.on_committed(committed.step)
+        self.on_committed(committed.step, overwrite)
         going = until_removed.enter_context(self._collector.chosen())
         return json.dumps([to_json(committed), *map(to_json, going)]).encode()

@@ -6,6 +6,12 @@ remote gets Conflict, before it has replaced anything. Each step is written down
 with the time of its commit, which is that of no other save. So a step that somebody else has put there is
 known as such, and is neither replaced nor collected, nor loaded for a step of this sequence.
 
+Several directories may be of one sequence: one on a new disk, a copy. The record names the one that uploads,
+and the one that has uploaded each step. The first upload of a program takes the remote over, and a program
+that it was taken from gets Conflict from then on. What another directory has uploaded is replaced only where
+the program has asked for that. So two programs that were given one remote by mistake replace nothing of each
+other.
+
 A directory without an id takes that of the remote if it is empty, as a new disk is, or if it holds a step
 that was uploaded there, as what was restored from a copy does. A directory that was copied with its id is the
 same sequence.
@@ -19,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import secrets
@@ -51,11 +58,17 @@ class _Uploads:
         origin: Who has uploaded first: the directory, and the machine.
         steps: Of each step that was uploaded, by its name, the times of commit that it may have, in
             nanoseconds since 1970, the last one last.
+        owner: The id of the directory that uploads.
+        owner_name: That directory, and its machine.
+        uploaders: The id of the directory that has uploaded each step.
     """
 
     sequence: str
     origin: str
     steps: Mapping[str, list[int]] = field(default_factory=dict)
+    owner: str = ""
+    owner_name: str = ""
+    uploaders: Mapping[str, str] = field(default_factory=dict)
 
     def encode(self) -> bytes:
         """The bytes of the file; a nonce tells it from one of the same content."""
@@ -68,7 +81,9 @@ class _Uploads:
         body = _decoded(content, path)
         try:
             steps = {str(name): [int(time) for time in times] for name, times in body["steps"].items()}
-            return cls(str(body["sequence"]), str(body["origin"]), steps)
+            uploaders = {str(name): str(by) for name, by in body["uploaders"].items()}
+            owner, owner_name = str(body["owner"]), str(body["owner_name"])
+            return cls(str(body["sequence"]), str(body["origin"]), steps, owner, owner_name, uploaders)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _malformed(path) from error
 
@@ -107,6 +122,7 @@ class UploadRecord:
         self._path = os.path.join(remote, UPLOADS)
         self._uploads: _Uploads | None = None
         self._gone: set[str] = set()
+        self._has_begun = False  # to upload
 
     @property
     def is_there(self) -> bool:
@@ -122,6 +138,11 @@ class UploadRecord:
         """
         times = () if self._uploads is None else self._uploads.steps.get(name, ())
         return bool(times) if committed_ns is None else committed_ns in times
+
+    def is_of_another_directory(self, name: str) -> bool:
+        """Whether another directory of the sequence has uploaded a checkpoint."""
+        uploader = None if self._uploads is None else self._uploads.uploaders.get(name)
+        return uploader is not None and uploader != _directory_id(self._local)
 
     def look(self, present: Collection[Info]) -> None:
         """Reads the record.
@@ -171,26 +192,51 @@ class UploadRecord:
             Conflict: The remote is that of another sequence.
         """
 
-        def add(steps: dict[str, list[int]]) -> None:
-            others = [time for time in steps.get(name, []) if time != committed_ns]
-            steps[name] = [*others, committed_ns][-_KEPT_TIMES:]
+        def added(directory: str, uploads: _Uploads) -> _Uploads:
+            others = [time for time in uploads.steps.get(name, []) if time != committed_ns]
+            times = [*others, committed_ns][-_KEPT_TIMES:]
+            return dataclasses.replace(
+                uploads,
+                steps={**uploads.steps, name: times},
+                owner=directory,
+                owner_name=self._local_name,
+                uploaders={**uploads.uploaders, name: directory},
+            )
 
         self._gone.discard(name)
-        self._change(add, present)
+        self._change(added, present)
+        self._has_begun = True
 
     def forget(self, names: Collection[str]) -> None:
         """Steps have been removed there; this is written with the next one that is uploaded."""
         self._gone.update(names)
 
-    def _change(self, change: Callable[[dict[str, list[int]]], None], present: Collection[Info]) -> None:
+    @property
+    def _local_name(self) -> str:
+        return f"'{self._local}' on {socket.gethostname()}"
+
+    def _require_turn(self, uploads: _Uploads, directory: str) -> None:
+        if self._has_begun and uploads.owner != directory:
+            raise Conflict(
+                f"{uploads.owner_name} has taken over the remote '{self._remote}', so nothing more is "
+                f"uploaded from '{self._local}': each would replace the other's steps. End one of the two "
+                "programs. To go on with this one, start it again; to go on with both, give each a remote",
+                path=self._remote,
+                directory=self._local,
+                sequence=uploads.sequence,
+            )
+
+    def _change(self, change: Callable[[str, _Uploads], _Uploads], present: Collection[Info]) -> None:
         storage.make_directory(self._remote, parents=True)
         # Elsewhere than in a store, replacements on a condition exclude each other by this.
         is_in_store = storage.is_in_store(self._remote)
         with contextlib.nullcontext() if is_in_store else write_lock.held(self._remote):
             for _ in range(_TRIES):
                 found = self._read(present)
+                directory = _directory_id(self._local)
+                self._require_turn(found[0], directory)
                 with contextlib.suppress(Conflict):  # another process was faster
-                    self._write(change, *found)
+                    self._write(functools.partial(change, directory), *found)
                     return
         raise Conflict(
             f"'{self._path}' is changed by others all the time; let one program at a time upload to it",
@@ -204,20 +250,20 @@ class UploadRecord:
             if "bucket" in error.context:
                 raise
             own = read_id(self._local) or write_id_once(self._local, secrets.token_hex(16))
-            return _Uploads(own, f"'{self._local}' on {socket.gethostname()}"), None
+            return _Uploads(own, self._local_name, owner=_directory_id(self._local)), None
         uploads = _Uploads.decode(content, self._path)
         self._require_ours(uploads, present)
         return uploads, version
 
     def _write(
         self,
-        change: Callable[[dict[str, list[int]]], None],
+        change: Callable[[_Uploads], _Uploads],
         uploads: _Uploads,
         version: storage.Identity | None,
     ) -> None:
         steps = {name: times for name, times in uploads.steps.items() if name not in self._gone}
-        change(steps)
-        changed = dataclasses.replace(uploads, steps=steps)
+        uploaders = {name: by for name, by in uploads.uploaders.items() if name not in self._gone}
+        changed = change(dataclasses.replace(uploads, steps=steps, uploaders=uploaders))
         if version is None:
             storage.of(self._path).create(self._path, changed.encode(), new_attempt_id())
         elif changed != uploads:
@@ -242,25 +288,38 @@ def read_id(root: str) -> str | None:
     Raises:
         Corrupt: It is malformed.
     """
+    found = _ids_of(root)
+    return None if found is None else found[0]
+
+
+def _directory_id(root: str) -> str:
+    """The id of a directory whose sequence has one; it tells the directory from others of the sequence."""
+    found = _ids_of(root)
+    return "" if found is None else found[1]
+
+
+def _ids_of(root: str) -> tuple[str, str] | None:
     path = os.path.join(root, SEQUENCE)
     try:
         content = storage.read_file(path, limit_bytes=_LIMIT_BYTES)
     except NotFound:
         return None
-    found = _decoded(content, path).get("sequence")
-    if not isinstance(found, str):
+    body = _decoded(content, path)
+    sequence, directory = body.get("sequence"), body.get("directory")
+    if not isinstance(sequence, str) or not isinstance(directory, str):
         raise Corrupt(
             f"'{path}', which says which sequence this is, is malformed; restore it from another copy, or "
             "remove it",
             path=path,
         )
-    return found
+    return sequence, directory
 
 
 def write_id_once(root: str, sequence: str) -> str:
     """Gives the sequence in a directory an id, unless it has one; returns the one that it has."""
     path = os.path.join(root, SEQUENCE)
-    content = json.dumps({"format_version": _VERSION, "sequence": sequence}, indent=1).encode()
+    body = {"format_version": _VERSION, "sequence": sequence, "directory": secrets.token_hex(16)}
+    content = json.dumps(body, indent=1).encode()
     with contextlib.suppress(Conflict):
         storage.of(path).create(path, content, new_attempt_id())
         return sequence
