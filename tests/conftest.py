@@ -60,10 +60,6 @@ for directory in (str(ROOT), str(ROOT / "python")):
 # A shell that runs this in the background has let it ignore Ctrl-C, as would all programs that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# What was once measured of this machine's disks decides how large requests are, and tests count these.
-os.environ["WAYSTATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="waystation-tests-cache-")
-atexit.register(shutil.rmtree, os.environ["WAYSTATION_CACHE_DIR"], ignore_errors=True)
-
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 if DEVICES_FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES_FLAG}=8".strip()
@@ -86,6 +82,26 @@ settings.register_profile("long", settings.get_profile("local"), max_examples=20
 settings.load_profile(
     "long" if os.environ.get("WAYSTATION_TEST_LONG") else "ci" if os.environ.get("CI") else "local"
 )
+
+
+def pytest_configure() -> None:
+    """Gives this process a cache of its own.
+
+    What was once measured of this machine's disks decides how large requests are, and tests count these.
+    """
+    os.environ["WAYSTATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="waystation-tests-cache-")
+    atexit.register(shutil.rmtree, os.environ["WAYSTATION_CACHE_DIR"], ignore_errors=True)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Forks the processes that share the tests where these are imported, which takes 20 s of CPU."""
+    from tests.support.warm_python import python_with_tests
+
+    command = python_with_tests(config.args)
+    for spec in specs:
+        if spec.popen and not spec.python:
+            spec.python = command
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m long` asks for the mark

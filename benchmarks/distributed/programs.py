@@ -24,7 +24,7 @@ from benchmarks import measure, reservoir
 from benchmarks.distributed import models
 from benchmarks.distributed.process import Request
 from benchmarks.processes import ROOT
-from waystation_launch.world import free_ports
+from waystation._ports import free_port
 
 ADDED = ("bytes_read", "bytes_needed", "disk_read_bytes", "disk_written_bytes", "cpu_s")
 MOST = ("peak_growth_bytes",)
@@ -65,7 +65,7 @@ def run(
     until_s = time.monotonic() + timeout_s
     processes: list[_Process] = []
     try:
-        address = f"127.0.0.1:{free_ports(1)[0]}"
+        address = f"127.0.0.1:{free_port()}"
         processes.extend(
             _start(module, request, index, address, directory) for index in range(request.processes)
         )

@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks import measure
 from benchmarks.loading_experiments import process
 from benchmarks.loading_experiments.process import Request
-from waystation_launch.world import free_ports
+from waystation._ports import free_port
 
 Facts = dict[str, Any]
 Beside = Callable[[Sequence[int]], AbstractContextManager[Facts]]
@@ -78,7 +78,7 @@ def run(request: Request, directory: Path, timeout_s: float, beside: Beside = al
     until_s = time.monotonic() + timeout_s
     processes: list[_Process] = []
     try:
-        address = f"127.0.0.1:{free_ports(1)[0]}"
+        address = f"127.0.0.1:{free_port()}"
         for index in range(request.processes):
             asked = replace(request, process=index, coordinator=address, store=directory / "store")
             processes.append(_start(asked, directory / f"log-{index}"))

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.memory import agents
 from benchmarks.memory.agents import TMPFS, Agent
-from waystation_launch.world import free_ports
+from waystation._ports import free_port
 
 COPIES = 2
 
@@ -77,8 +77,7 @@ def running(count: int, shard_bytes: int) -> Iterator[Hosts]:
     ):
         directory = Path(parent)
         entries = [
-            {"name": _name(index), "address": f"127.0.0.{index + 2}:{port}"}
-            for index, port in enumerate(free_ports(count))
+            {"name": _name(index), "address": f"127.0.0.{index + 2}:{free_port()}"} for index in range(count)
         ]
         (directory / "hosts.json").write_text(json.dumps(entries))
         secret = directory / "secret"

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from benchmarks.processes import ROOT
 from benchmarks.runtime.shapes import Shape
-from waystation_launch.world import free_ports
+from waystation._ports import free_port
 
 NAME = "multi-controller JAX"
 _END_S = 10.0
@@ -30,7 +30,7 @@ class Controllers:
     """
 
     def __init__(self, shape: Shape, module: str = "benchmarks.runtime.controller_process") -> None:
-        coordinator = f"127.0.0.1:{free_ports(1)[0]}"
+        coordinator = f"127.0.0.1:{free_port()}"
         self._processes = [
             subprocess.Popen(
                 [sys.executable, "-m", module, coordinator, str(index), str(shape)],

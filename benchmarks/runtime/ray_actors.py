@@ -16,7 +16,7 @@ from benchmarks.runtime import computations
 from benchmarks.runtime.computations import CHAIN
 from benchmarks.runtime.controller_process import Work, join
 from benchmarks.runtime.shapes import Shape
-from waystation_launch.world import free_ports
+from waystation._ports import free_port
 
 NAME = "Ray"
 
@@ -77,7 +77,7 @@ class RayActors:
     def __init__(self, shape: Shape) -> None:
         kind = ray.remote(Actor).options(num_cpus=0)
         self._actors = [kind.remote(shape, index) for index in range(shape.hosts)]
-        coordinator = f"127.0.0.1:{free_ports(1)[0]}"
+        coordinator = f"127.0.0.1:{free_port()}"
         ray.get([actor.join.remote(coordinator) for actor in self._actors])
 
     def __enter__(self) -> RayActors:

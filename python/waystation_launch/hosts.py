@@ -15,12 +15,12 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from waystation._errors import from_os_error
+from waystation._ports import free_port
 from waystation.errors import InvalidInput
 
 MOST_HOSTS = 64
@@ -134,9 +134,7 @@ def prepare(directory: Path, hosts: Sequence[ListedHost]) -> None:
 
 def _made(index: int) -> ListedHost:
     machine = f"127.0.0.{2 + index}"
-    with socket.socket() as opened:
-        opened.bind((machine, 0))
-        return ListedHost(f"host-{index}", f"{machine}:{opened.getsockname()[1]}", f"domain-{index}")
+    return ListedHost(f"host-{index}", f"{machine}:{free_port()}", f"domain-{index}")
 
 
 def _write(path: Path, text: str) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from waystation._errors import from_os_error
+from waystation._ports import claimed_ports
 from waystation.errors import Conflict, InvalidInput, Unavailable
 from waystation.memory import RECOVERY_VARIABLE
 from waystation_launch.host_agent import HostAgent, Membership, TlsFiles
@@ -36,7 +37,7 @@ from waystation_launch.hosts import (
 )
 from waystation_launch.processes import Launch, OnLine, Outcome, Program
 from waystation_launch.rendezvous import Rendezvous
-from waystation_launch.world import World, free_ports
+from waystation_launch.world import LOCAL_ADDRESS, World
 
 # Takes a line for people, and the colour to show it in.
 Tell: TypeAlias = Callable[[str, str | None], None]
@@ -44,7 +45,6 @@ Tell: TypeAlias = Callable[[str, str | None], None]
 Show: TypeAlias = Callable[[bool, str], None]
 
 FOUND_FAILURE = 1
-_ADDRESS = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +348,19 @@ def _launched(
     tell: Tell,
     show: Show,
 ) -> Outcome:
-    world = _world(request, hosts)
+    with _world(request, hosts) as world:
+        return _launched_in(world, request, agents, told, rendezvous, tell, show)
+
+
+def _launched_in(
+    world: World,
+    request: Request,
+    agents: Sequence[HostAgent],
+    told: Mapping[str, str],
+    rendezvous: Rendezvous | None,
+    tell: Tell,
+    show: Show,
+) -> Outcome:
     environments = world.environments({**os.environ, **told}, jax=request.jax, torch=request.torch)
     for place, agent in enumerate(agents):
         for environment in environments[place * request.count : (place + 1) * request.count]:
@@ -375,13 +387,19 @@ def _launched(
         ) from error
 
 
-def _world(request: Request, hosts: _Hosts | None) -> World:
+@contextlib.contextmanager
+def _world(request: Request, hosts: _Hosts | None) -> Iterator[World]:
     """All processes of the program. On one machine they meet at new ports with each start."""
-    if hosts is None:
-        return World(1, request.count, [0], _ADDRESS, *free_ports(2))
-    ports = free_ports(2) if hosts.are_emulated else [request.port + 1, request.port]
-    address = hosts.listed[0].machine
-    return World(len(hosts.listed), request.count, hosts.own, address, *ports)
+    if hosts is not None and not hosts.are_emulated:
+        ports = request.port + 1, request.port
+        yield World(len(hosts.listed), request.count, hosts.own, hosts.listed[0].machine, *ports)
+        return
+    with claimed_ports(2) as (jax_port, torch_port):
+        if hosts is None:
+            yield World(1, request.count, [0], LOCAL_ADDRESS, jax_port, torch_port)
+        else:
+            address = hosts.listed[0].machine
+            yield World(len(hosts.listed), request.count, hosts.own, address, jax_port, torch_port)
 
 
 def _numbered(show: Show, indices: range) -> OnLine:

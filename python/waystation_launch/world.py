@@ -6,10 +6,10 @@ hosts start the rest, and all processes meet at the first host, at ports that th
 
 from __future__ import annotations
 
-import contextlib
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+LOCAL_ADDRESS = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +71,3 @@ class World:
                 "LOCAL_RANK": str(local),
             }
         return told
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of this machine that no process uses now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for opened in sockets:
-            opened.bind(("127.0.0.1", 0))
-        return [int(opened.getsockname()[1]) for opened in sockets]

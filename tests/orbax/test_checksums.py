@@ -46,6 +46,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What Waystation has logged. Threads of genuine Orbax may log what became of earlier tests."""
+    return [record.getMessage() for record in caplog.records if record.name.startswith("waystation")]
+
+
 def save(path: Path, layout: dict[str, Any]) -> Path:
     with writing.layout_of(layout, 500_000):
         waystation.save_checkpointables(path, {"state": STATE, "other": OTHER}, custom_metadata=CUSTOM)
@@ -244,7 +249,7 @@ def test_a_checkpoint_that_has_lost_the_file_is_loaded_with_a_warning(
     context.array.loading.verify = False
     with context:
         assert_intact(own)
-    assert caplog.text == ""
+    assert not told(caplog)
 
 
 def test_steps_that_have_lost_the_file_are_listed_and_loaded(
@@ -257,7 +262,7 @@ def test_steps_that_have_lost_the_file_are_listed_and_loaded(
     (tmp_path / "1" / ".waystation-checksums").unlink()
     with waystation.training.Checkpointer(tmp_path) as checkpointer:
         assert [found.metrics for found in checkpointer.checkpoints] == [{"loss": 0.5}]
-        assert caplog.text == ""  # a listing reads no data
+        assert not told(caplog)  # a listing reads no data
         assert checkpointer.load()["x"].tolist() == [1, 1, 1]
     assert "has lost its file" in caplog.text
 
@@ -268,7 +273,7 @@ def test_what_orbax_writes_in_its_place_never_had_the_file(
     with oracle.context():
         oracle.v1.save(own, STATE, overwrite=True)
     oracle.assert_same(waystation.load(own), STATE)
-    assert caplog.text == ""
+    assert not told(caplog)
     with pytest.raises(Unsupported, match="no checksums"):
         verify(own)
 
@@ -305,7 +310,7 @@ def test_a_checkpointable_that_is_loaded_by_its_own_path_is_verified(
         verify(part)
     shutil.copytree(part, own.parent / "copy")
     oracle.assert_same(waystation.load(own.parent / "copy"), STATE)
-    assert caplog.text == ""
+    assert not told(caplog)
     (own / ".waystation-checksums").unlink()
     oracle.assert_same(waystation.load(part), STATE)
     assert f"'{own}' has lost its file" in caplog.text

@@ -39,7 +39,7 @@ LAYERS: list[set[str]] = [
     {"_distinct"},
     {"_native"},
     {"_arguments", "_collection", "_extras", "_options", "_peers", "_plans", "errors"},
-    {"_forks"},
+    {"_forks", "_ports"},
     {"_errors", "_processes"},
 ]
 LEVELS = {name: len(LAYERS) - index for index, names in enumerate(LAYERS) for name in names}
@@ -242,6 +242,7 @@ PATH_METHODS = {
 
 # Who else may, and why. Of checkpoints these hold nothing but what the last lines say, which shrink.
 FILE_USERS = {
+    "_ports.py": "which ports the system picks",
     "_processes.py": "processes, as the kernel shows them",
     "cli/application.py": "completes paths in a shell, which imports nothing",
     "cli/commands/agent.py": "the directory of an agent",

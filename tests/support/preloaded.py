@@ -11,8 +11,11 @@ import hypothesis.strategies  # noqa: F401
 import jax  # noqa: F401
 import torch._dynamo
 import torch.distributed.tensor  # noqa: F401  (it needs the one before at its first use: two seconds)
+from tests.support import at_exit
 
 import waystation.checkpoint  # noqa: F401
+
+at_exit.end()
 
 gc.collect()
 gc.freeze()

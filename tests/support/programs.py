@@ -26,7 +26,7 @@ HANG_S = 120.0  # far beyond what anything here takes
 DEPARTURE_S = 10.0  # as long as one that is stopped is waited for
 
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload([__name__, "tests.support.preloaded"])
+context.set_forkserver_preload(["tests.support.at_exit", "tests.support.preloaded", __name__])
 
 
 @dataclass

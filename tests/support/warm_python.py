@@ -17,6 +17,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import importlib.util
 import io
 import json
@@ -31,10 +32,12 @@ import tempfile
 import threading
 import traceback
 import types
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.support import warm_client
 from tests.support.long import IS_LONG
 from tests.support.programs import HANG_S, context
@@ -45,13 +48,25 @@ def python() -> str:
     return sys.executable if IS_LONG else _client()
 
 
+def python_with_tests(arguments: Sequence[str]) -> str:
+    """The command of a Python that has imported what pytest collects for these arguments, too.
+
+    Whatever its programs import of that is there, with the assertions as pytest rewrites them.
+    """
+    return _started(arguments)
+
+
 @functools.cache
 def _client() -> str:
-    """Starts the server of this process of tests; returns the file that is its client."""
+    return _started(None)
+
+
+def _started(arguments: Sequence[str] | None) -> str:
+    """Starts a server; returns the file that is its client."""
     directory = Path(tempfile.mkdtemp(prefix="waystation-tests-python-"))
     address = directory / "server"
     life, there = context.Pipe()
-    server = context.Process(target=_serve, args=(str(address), there))
+    server = context.Process(target=_serve, args=(str(address), there, arguments))
     server.start()
     there.close()
     assert life.poll(HANG_S), "the server of programs does not start"
@@ -70,8 +85,51 @@ def _client() -> str:
     return str(client)
 
 
-def _serve(address: str, life: Connection) -> None:
+class _Failures:
+    """A plugin that notes which files could not be imported."""
+
+    def __init__(self) -> None:
+        self.paths: set[str] = set()
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Called by pytest for each file."""
+        if report.failed:
+            self.paths.add(os.path.abspath(report.nodeid))
+
+
+def _import_tests(arguments: Sequence[str]) -> None:
+    """Imports what pytest collects, but for files that make arrays as they are imported.
+
+    JAX has threads from then on, so it could not be used in a forked process. Such files, and those with
+    errors, are left to the processes that need them.
+    """
+    from jax._src import xla_bridge
+
+    failures, backends = _Failures(), xla_bridge.backends
+
+    def refuse() -> Any:
+        raise RuntimeError("JAX is not started here")
+
+    xla_bridge.backends = refuse
+    options = ["--collect-only", "-qq", "-p", "no:xdist", "-p", "no:cacheprovider"]
+    # Hypothesis is here already.
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        pytest.main([*options, *arguments], plugins=[failures])
+    xla_bridge.backends = backends
+    for name, module in list(sys.modules.items()):
+        if getattr(module, "__file__", None) in failures.paths:
+            del sys.modules[name]
+    gc.collect()
+    gc.freeze()
+    threads = os.listdir("/proc/self/task")
+    assert len(threads) == 1, f"tests start threads as they are imported: {threading.enumerate()}, {threads}"
+
+
+def _serve(address: str, life: Connection, arguments: Sequence[str] | None) -> None:
     """Forks programs, until the process of tests ends, which has the other end of `life`."""
+    if arguments is not None:
+        _import_tests(arguments)
     clients: dict[int, socket.socket] = {}
     with selectors.DefaultSelector() as selector, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
@@ -147,6 +205,9 @@ def _be_program(arguments: list[str], environment: dict[str, str], directory: st
     written = os.fdopen(1, "wb", buffering=0 if is_unbuffered else -1)
     sys.stdin, sys.stdout = os.fdopen(0), io.TextIOWrapper(written, write_through=is_unbuffered)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace")
+    from tests.support import at_exit  # imported where it notes anything only
+
+    at_exit.register_again()
     code: Any = 0
     try:
         _set_jax(changed)

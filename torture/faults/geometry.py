@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import os
 import random
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from torture.outcomes import Outcome, Verdict
 from torture.processes import Child, Ended, attempt
 from torture.states import MixedStateError
 from torture.systems import Orbax, System, Waystation
+from waystation._ports import free_port
 
 DEVICES = 8
 _MESHES = [(8,), (4, 2), (2, 4), (2, 2, 2), (1, 8)]
@@ -196,7 +196,7 @@ class Geometry:
     def _together(self, acts: Sequence[Callable[[], None]]) -> tuple[int, Ended]:
         """Does one act after another in all processes; returns the worst that came of it, and of which
         act."""
-        port = _free_port()
+        port = free_port()
         children = [
             Child(functools.partial(self._connected, acts, port, index)) for index in range(self._processes)
         ]
@@ -233,12 +233,6 @@ def _failed(what: str, ended: Ended) -> Verdict:
     if ended.error_type == "MixedStateError":
         return Verdict(Outcome.SILENTLY_WRONG, f"the {what}: {ended.error}")
     return Verdict(Outcome.REFUSED_WRONGLY, f"the {what}: {ended.error}")
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 GEOMETRIES: list[Fault] = [Geometry("one process", 1), Geometry("two processes", 2)]

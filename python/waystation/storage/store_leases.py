@@ -47,6 +47,7 @@ class Lease:
         self._store = object_store.of(directory).engine
         self._record = owner_record()
         self._renewals = 0
+        self._is_removed = False
         self._renewed_s = _now_s()
         self._version = self._store.put(self._path, self._content(), new=True)
         self._lock = threading.Lock()
@@ -105,7 +106,8 @@ class Lease:
 
     def _touch(self) -> None:
         with contextlib.suppress(WaystationError):  # who renews it last is told
-            self.renew()
+            if not self._is_removed:
+                self.renew()
 
     def end(self) -> None:
         """Renews it no more; once is enough."""
@@ -114,8 +116,10 @@ class Lease:
     def remove(self) -> None:
         """Gives it up; in a forked child it stays: it is that of the parent."""
         if self._owner.is_here:
+            self._is_removed = True
             self.end()
-            self._store.remove(self._path)
+            with self._lock:  # a renewal that arrived later would put it there again
+                self._store.remove(self._path)
 
 
 class _Renewals(Heartbeat):

@@ -13,7 +13,6 @@ import os
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from abc import ABC, abstractmethod
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from waystation import _native
+from waystation._ports import free_port
 from waystation.errors import WaystationError
 from waystation_demo.memory_tier.namespaces import Namespaces, wait_until, why_forbidden
 
@@ -145,8 +145,8 @@ class DirectoryHosts(Hosts):
     def __init__(self, count: int) -> None:
         super().__init__(count)
         self.addresses = [f"127.0.0.{2 + index}" for index in range(count)]
-        self.ports = [_free_port(address) for address in self.addresses]
-        self.first_port = _free_port(self.addresses[0])
+        self.ports = [free_port() for _ in self.addresses]
+        self.first_port = free_port()
         self._directory = Path(tempfile.mkdtemp(prefix="waystation-demo-", dir="/dev/shm"))
         self.stores = [self._directory / name / "agent" for name in self.names]
         self._started: dict[int, subprocess.Popen[bytes]] = {}
@@ -196,13 +196,6 @@ class DirectoryHosts(Hosts):
             if self.stores[index].parent.exists():
                 self.lose(index)
         shutil.rmtree(self._directory)
-
-
-def _free_port(address: str) -> int:
-    with socket.socket() as opened:
-        opened.bind((address, 0))
-        port: int = opened.getsockname()[1]
-    return port
 
 
 @contextlib.contextmanager

@@ -12,11 +12,11 @@ import ctypes
 import os
 import re
 import signal
-import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from waystation._errors import Unavailable
+from waystation._ports import free_port
 from waystation.runtime.control.credentials import Credential
 
 _DEVICES_FLAG = re.compile(r"--xla_force_host_platform_device_count=\S*")
@@ -93,9 +93,7 @@ def die_with_parent() -> None:
 
 def free_address(host: str) -> str:
     """An address at which nothing listens now."""
-    with socket.socket() as opened:
-        opened.bind(("", 0))
-        return f"{host}:{opened.getsockname()[1]}"
+    return f"{host}:{free_port()}"
 
 
 def join(world: World) -> None:
