@@ -23,12 +23,12 @@ LAYERS: list[set[str]] = [
     {"waystation_demo"},
     {"waystation_launch"},
     {"arrays", "multihost", "options", "partial", "path"},  # public modules, which no layer imports
+    {"compat"},
     {"runtime"},
     {"memory"},
     {"training"},
     {"handlers"},
     {"checkpoint"},
-    {"compat"},
     {"safetensors"},
     {"transfers"},
     {"layouts"},

@@ -346,7 +346,7 @@ class Files:
         attempt = Attempt(save.target, save.options.file.path_permission_mode, transaction)
         try:
             self._group = _native.SyncGroup(attempt.path)
-            for own in (*self.layout.directories(), *save.handlers):
+            for own in filter(None, (*self.layout.directories(), *map(save.place_of, save.handlers))):
                 storage.make_directory(os.path.join(attempt.path, own), parents=True)
         except BaseException:
             self.close()
@@ -369,10 +369,12 @@ class Files:
             save.calls.finish()
         save.clock.written_s = save.clock.now_s()
         save.check_cancelled(progress)
-        directories = [os.path.join(self.path, name) for name in save.handlers]
+        directories = [os.path.join(self.path, save.place_of(name)) for name in save.handlers]
         if save.writer.process_count == 1 or save.writer.is_local:
             for directory in directories:
-                group.add(handler_files.to_sync(directory))
+                to_sync = handler_files.to_sync(directory)
+                # Of a flat checkpoint that is the directory of the attempt, whose owner goes before that.
+                group.add([path for path in to_sync if os.path.basename(path) != storage.names.OWNER])
             return told
         for directory in directories:
             handler_files.sync_present(directory)

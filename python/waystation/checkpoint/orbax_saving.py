@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from waystation import _native, storage
@@ -22,7 +22,7 @@ from waystation._errors import InvalidInput, Unsupported
 from waystation._options import Options
 from waystation.checkpoint import cast, prepare, state_parts
 from waystation.checkpoint.handlers import registry as registries
-from waystation.checkpoint.handlers.registry import CheckpointableHandlerRegistry
+from waystation.checkpoint.handlers.registry import CheckpointableHandlerRegistry, Remembered, Remembering
 from waystation.checkpoint.handlers.types import type_name
 from waystation.checkpoint.native_saving import Writing, check_no_file
 from waystation.checkpoint.prepare import Described
@@ -90,6 +90,7 @@ class OrbaxLayout:
         self._cut: dict[str, Taken] = {}
         self._planned: dict[str, Planned] = {}
         self._written: Sequence[Part] = ()  # by a program of one process
+        self._places: dict[str, str] = {}  # of the checkpointables, from the directory of the checkpoint
 
     def check(self, save: Save, checkpointables: Collection[str]) -> None:
         """Refuses storage of each process's own, and the names of files of the layout."""
@@ -99,6 +100,7 @@ class OrbaxLayout:
                 "multiprocessing.primary_host to a process, or array.saving.use_ocdbt to None"
             )
         check_no_file(checkpointables)
+        self._places = {name: save.place_of(name) for name in checkpointables}
         for name in checkpointables:
             if name in names.FILES or names.is_temporary(name):
                 raise InvalidInput(
@@ -153,7 +155,9 @@ class OrbaxLayout:
             if arrays.storage.level is None:
                 planned = write_plan.plan(arrays, save.writer.process)
                 positions = planned.positions_of(ranges, arrays.values)
-            self._planned[name] = Planned(name, arrays, planned, positions, bool(ranges), taken.leaves)
+            self._planned[name] = Planned(
+                self._places[name], arrays, planned, positions, bool(ranges), taken.leaves
+            )
 
     def release(self) -> None:
         """See `Layout`."""
@@ -162,8 +166,8 @@ class OrbaxLayout:
     def directories(self) -> list[str]:
         """One for each state, and those of its arrays."""
         return [
-            os.path.join(name, own)
-            for name, planned in self._planned.items()
+            os.path.join(planned.name, own)
+            for planned in self._planned.values()
             for own in ("", *planned.arrays.directories())
         ]
 
@@ -186,14 +190,17 @@ class OrbaxLayout:
         if is_alone:
             self._written = parts
             return b""
-        return state_parts.write(writing.path, list(self._planned), parts, save.writer.process)
+        return state_parts.write(writing.path, self._state_places(), parts, save.writer.process)
+
+    def _state_places(self) -> list[str]:
+        return [planned.name for planned in self._planned.values()]
 
     def _make_own_directories(self, save: Save, path: str, group: _native.SyncGroup) -> None:
         """Makes the directories of this process's part of databases."""
-        for name, planned in self._planned.items():
+        for planned in self._planned.values():
             if not planned.arrays.storage.use_ocdbt or not planned.arrays.values:
                 continue
-            own = os.path.join(path, name, names.ocdbt_process(save.writer.process))
+            own = os.path.join(path, planned.name, names.ocdbt_process(save.writer.process))
             directory = os.path.join(own, "d")
             storage.make_directory(own)
             storage.make_directory(directory)
@@ -210,7 +217,8 @@ class OrbaxLayout:
         """See `FileLayout`."""
         assert local is None, "it was refused before"
         path, states = attempt.path, list(self._planned.values())
-        handled = {name: _listed_of_handler(os.path.join(path, name)) for name in save.handlers}
+        places = map(save.place_of, save.handlers)
+        handled = {place: _listed_of_handler(os.path.join(path, place)) for place in places}
         files = self._metadata_files(save, path, told, handled)
         present = {
             os.path.join(path, planned.name, own)
@@ -222,8 +230,8 @@ class OrbaxLayout:
             storage.make_directory(directory)
         _native.write_small_files(list(files.items()), group=group)
         attempt.seal()
-        named = [os.path.join(path, name) for name in (*self._planned, *save.handlers)]
-        group.add(list({*present, *directories, *named, path}))
+        named = [os.path.join(path, self._places[name]) for name in (*self._planned, *save.handlers)]
+        group.add(list({*map(os.path.normpath, (*present, *directories, *named)), path}))
         group.sync()
 
     def begin_in_store(self, save: Save, *, overwrite: bool) -> OrbaxStoreAttempt:
@@ -239,7 +247,7 @@ class OrbaxLayout:
 
     def files_in_store(self, attempt_path: str, name: str) -> str:
         """See `StoreLayout`."""
-        return os.path.join(attempt_path, name)
+        return os.path.join(attempt_path, self._places[name])
 
     def publish_in_store(
         self,
@@ -250,7 +258,7 @@ class OrbaxLayout:
         check: Callable[[], None],
     ) -> None:
         """See `StoreLayout`."""
-        handled = {name: checksums.Listed(False, dict(files)) for name, files in made.items()}
+        handled = {self._places[name]: checksums.Listed(False, dict(files)) for name, files in made.items()}
         files = self._metadata_files(save, attempt.path, told, handled, attempt.id)
         committed = files.pop(os.path.join(attempt.path, names.COMMIT_SUCCESS))
         attempt.write_last(list(files.items()))
@@ -267,19 +275,35 @@ class OrbaxLayout:
     ) -> dict[str, bytes]:
         """What is written last of the checkpoint at a path: what its files of data mean, and what vouches for
         all files. The file that commits names the attempt, where that tells it from others."""
-        states = list(self._planned.values())
-        parts = [[part] for part in self._written]
-        if save.writer.process_count > 1:
-            parts = state_parts.collect(path, list(self._planned), told, Part.decode)
         files: dict[str, bytes] = {}
         listed = dict(handled)
-        for planned, own in zip(states, parts, strict=True):
-            check_complete(own, planned.arrays)
-            made = _files_of(save, planned, own)
+        for planned, own, made in self._tree_files(save, path, told):
             files |= {os.path.join(path, planned.name, file): content for file, content in made.items()}
             listed[planned.name] = _listed(planned, own, made)
         of_all = self._files_of_all(save, listed, attempt_id)
         return files | {os.path.join(path, file): content for file, content in of_all.items()}
+
+    def _tree_files(
+        self, save: Save, path: str, told: Sequence[bytes]
+    ) -> Iterator[tuple[Planned, Sequence[Part], dict[str, bytes]]]:
+        """Of each state what the processes have written, and the files that make that a tree."""
+        parts = [[part] for part in self._written]
+        if save.writer.process_count > 1:
+            parts = state_parts.collect(path, self._state_places(), told, Part.decode)
+        for (name, planned), own in zip(self._planned.items(), parts, strict=True):
+            check_complete(own, planned.arrays)
+            yield planned, own, _files_of(save, planned, own, name)
+
+    def complete_tree(self, save: Save, path: str, told: Sequence[bytes]) -> None:
+        """Makes what has been written to a directory a tree, durably; it is no checkpoint of its own."""
+        files = {
+            os.path.join(path, planned.name, file): content
+            for planned, _, made in self._tree_files(save, path, told)
+            for file, content in made.items()
+        }
+        for directory in sorted({os.path.dirname(file) for file in files}):
+            storage.make_directory(directory, parents=True)
+        _native.write_small_files(list(files.items()))
 
     def _files_of_all(
         self, save: Save, listed: Mapping[str, checksums.Listed], attempt_id: str
@@ -288,8 +312,12 @@ class OrbaxLayout:
         handlers = dict.fromkeys(self._planned, PYTREE_HANDLER)
         registry = save.options.checkpointables.registry
         handlers |= {name: _name_in_orbax(type(handler), registry) for name, handler in save.handlers.items()}
+        for name in handlers:
+            remembered = _remembered(save, name)
+            if remembered is not None:
+                handlers[name] = remembered.handler
         metadata = CheckpointMetadata(
-            handlers,
+            next(iter(handlers.values())) if save.is_flat else handlers,
             init_timestamp_nsecs=save.begun_ns,
             commit_timestamp_nsecs=time.time_ns(),
             custom_metadata=save.custom_metadata or {},
@@ -320,7 +348,13 @@ class OrbaxLayout:
         commit.remove_replaced(attempt)
 
 
-def _files_of(save: Save, planned: Planned, parts: Sequence[Part]) -> dict[str, bytes]:
+def _remembered(save: Save, name: str) -> Remembered | None:
+    registry = save.options.checkpointables.registry
+    return registry.remembered(name) if isinstance(registry, Remembering) else None
+
+
+def _files_of(save: Save, planned: Planned, parts: Sequence[Part], name: str) -> dict[str, bytes]:
+    remembered = _remembered(save, name)
     return write_metadata.of_state(
         planned.leaves,
         planned.arrays,
@@ -329,12 +363,14 @@ def _files_of(save: Save, planned: Planned, parts: Sequence[Part]) -> dict[str, 
         time.time_ns(),
         with_shardings=save.options.array.saving.enable_write_sharding_file,
         with_rich_types=save.options.pytree.saving.pytree_metadata_options.support_rich_types,
+        custom_metadata=None if remembered is None else remembered.custom_metadata,
     )
 
 
 def _listed_of_handler(directory: str) -> checksums.Listed:
     """The files that the handler of a checkpointable has written."""
-    below = handler_files.below(directory)
+    # In a flat checkpoint the owner of the attempt stands beside them.
+    below = [file for file in handler_files.below(directory) if os.path.basename(file) != storage.names.OWNER]
     return checksums.Listed(
         False, {os.path.relpath(file, directory): handler_files.digest(file) for file in below}
     )

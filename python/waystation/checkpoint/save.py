@@ -207,14 +207,20 @@ def write(
     on_set_aside: Callable[[str], None] | None = None,
     earlier: EarlierCheckpoint | None = None,
     on_committed: Callable[[], object] = lambda: None,
+    is_flat: bool = False,
 ) -> None:
     """Saves, without asking whether names are reserved; for callers that know what they mean by them.
 
     Data files may be shared with `earlier`. `on_committed` is called once the checkpoint is committed, before
-    the program hears of it.
+    the program hears of it. See `open_saving` for `is_flat`.
     """
     with open_saving(
-        path, overwrite=overwrite, begun_ns=begun_ns, on_set_aside=on_set_aside, earlier=earlier
+        path,
+        overwrite=overwrite,
+        begun_ns=begun_ns,
+        on_set_aside=on_set_aside,
+        earlier=earlier,
+        is_flat=is_flat,
     ) as saving:
         saving.begin(checkpointables, custom_metadata, is_state=is_state)
         saving.prepare(checkpointables)
@@ -231,10 +237,11 @@ def write_async(
     *,
     is_state: bool = False,
     earlier: EarlierCheckpoint | None = None,
+    is_flat: bool = False,
 ) -> AsyncResponse[None]:
     """Saves in the background, as `write` does."""
     timeout_s = current_options().asynchronous.timeout_secs
-    saving = open_saving(path, overwrite=overwrite, timeout_s=timeout_s, earlier=earlier)
+    saving = open_saving(path, overwrite=overwrite, timeout_s=timeout_s, earlier=earlier, is_flat=is_flat)
     return in_background(saving, checkpointables, custom_metadata, is_state=is_state)
 
 
@@ -313,10 +320,12 @@ def open_saving(
     begun_ns: int | None = None,
     on_set_aside: Callable[[str], None] | None = None,
     earlier: EarlierCheckpoint | None = None,
+    is_flat: bool = False,
 ) -> Saving:
     """A save to the kind of storage that the options say, of a call that began then, or now.
 
-    See `paths.check_destination` for `on_set_aside`. Data files may be shared with `earlier`.
+    See `paths.check_destination` for `on_set_aside`. Data files may be shared with `earlier`. In Orbax's
+    layouts the one checkpointable of a save that `is_flat` lies in the directory of the checkpoint itself.
     """
     options, target = current_options(), locate(path)
     deadline_s = options.multiprocessing.deadline_s
@@ -345,7 +354,14 @@ def open_saving(
         destination = OwnStorage(layout, overwrite=overwrite)
     begun_ns = begun_ns or time.time_ns()
     return Saving(
-        target, options, layout, destination, deadline_s=deadline_s, begun_ns=begun_ns, is_ordered=True
+        target,
+        options,
+        layout,
+        destination,
+        deadline_s=deadline_s,
+        begun_ns=begun_ns,
+        is_ordered=True,
+        is_flat=is_flat and not is_native,
     )
 
 

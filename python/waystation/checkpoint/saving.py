@@ -28,6 +28,7 @@ from waystation._options import Options
 from waystation.checkpoint import prepare, snapshot
 from waystation.checkpoint.handlers import choice
 from waystation.checkpoint.handlers.calls import CreatedPath, HandlerCalls
+from waystation.checkpoint.handlers.registry import Remembering
 from waystation.checkpoint.handlers.types import CheckpointableHandler, type_name
 from waystation.checkpoint.prepare import Described
 from waystation.checkpoint.published import require_layout_for_saves
@@ -84,6 +85,7 @@ class Save:
         calls: Their calls, once these have begun.
         clock: When it came how far.
         shared_bytes: Bytes of arrays in data files that are shared with an earlier checkpoint.
+        is_flat: Whether its one checkpointable lies in the directory of the checkpoint itself.
     """
 
     target: str
@@ -97,11 +99,21 @@ class Save:
     calls: HandlerCalls | None = None
     clock: Clock = field(default_factory=Clock)
     shared_bytes: int = 0
+    is_flat: bool = False
+
+    def place_of(self, name: str) -> str:
+        """The directory of a checkpointable, from that of the checkpoint; empty where it is the same."""
+        return "" if self.is_flat else name
 
     @property
     def handler_names(self) -> dict[str, str]:
         """The names of the types of handlers."""
-        return {name: type_name(type(handler)) for name, handler in self.handlers.items()}
+        return {name: self._handler_name(name, handler) for name, handler in self.handlers.items()}
+
+    def _handler_name(self, name: str, handler: CheckpointableHandler[Any, Any]) -> str:
+        registry = self.options.checkpointables.registry
+        remembered = registry.remembered(name) if isinstance(registry, Remembering) else None
+        return type_name(type(handler)) if remembered is None else remembered.handler
 
     def check_cancelled(self, progress: Progress) -> None:
         """Ends a save that was cancelled."""
@@ -278,6 +290,7 @@ class Saving:
         deadline_s: How long one process waits for another.
         begun_ns: When the call began, nanoseconds since 1970.
         is_ordered: Whether it commits after those of this process to the same target that were called before.
+        is_flat: Whether the one checkpointable lies in the directory of the checkpoint itself.
     """
 
     def __init__(
@@ -290,6 +303,7 @@ class Saving:
         deadline_s: float,
         begun_ns: int,
         is_ordered: bool = False,
+        is_flat: bool = False,
     ) -> None:
         require_layout_for_saves(options)
         is_local = options.multiprocessing.primary_host is None
@@ -304,7 +318,7 @@ class Saving:
         session = open_session(what, options, deadline_s=deadline_s)
         ending = open_session(f"the end of: {what}", options, deadline_s=deadline_s)
         writer = Writer(session.process_index, session.process_count, session.primary, is_local)
-        self._save = Save(target, options, session, ending, writer, begun_ns)
+        self._save = Save(target, options, session, ending, writer, begun_ns, is_flat=is_flat)
 
     @property
     def target(self) -> str:
@@ -488,7 +502,7 @@ class Saving:
         save.calls = HandlerCalls("save")
 
         def call(name: str, handler: CheckpointableHandler[Any, Any]) -> Callable[[], Any]:
-            directory = CreatedPath(save.options.file.path_class(os.path.join(path, name)))
+            directory = CreatedPath(save.options.file.path_class(os.path.join(path, save.place_of(name))))
             return lambda: handler.save(directory, checkpointables[name])
 
         save.calls.begin({name: call(name, handler) for name, handler in save.handlers.items()})

@@ -249,7 +249,7 @@ def _files_of_orbax(
         known.add(name)
         yield _WholeFile(os.path.join(target, name), digest, root)
     for name in checksums.checkpointables:
-        directory = os.path.join(target, name)
+        directory = os.path.join(target, name) if name else target
         if not storage.is_there(directory, root):
             if name in named:
                 found.damages.append(Damage(directory, "is missing"))
@@ -262,8 +262,11 @@ def _files_of_orbax(
             continue
         if own is None:
             continue  # another one has come in its place
-        known.add(name)
-        found.strays += _strays_below(directory, own, root)
+        if name:
+            known.add(name)
+            found.strays += _strays_below(directory, own, root)
+        else:  # it is flat: its files are beside those of the checkpoint
+            known |= {file.split("/")[0] for file in (*own.whole, *own.data)}
         yield from (_WholeFile(_joined(directory, file), digest, root) for file, digest in own.whole.items())
         arrays_in = _arrays_in(directory, own, root) if checksums.is_tree(name) else _no_arrays
         for file, nbytes in own.data.items():

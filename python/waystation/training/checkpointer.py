@@ -105,6 +105,7 @@ class Checkpointer(ReadingCheckpointer):
             `save`.
         remote: A `Remote` below the directory, to which steps are copied in the background. Loads take from
             there what the directory does not have whole. Its failures are warnings, until `wait` or `close`.
+        removed_to: A directory in that of the sequence, to which steps are moved instead of being removed.
 
     Raises:
         InvalidInput: An argument cannot be one; the remote is the directory itself, inside it, or around it.
@@ -127,6 +128,7 @@ class Checkpointer(ReadingCheckpointer):
         memory: Tier | None = None,
         reuse_unchanged: bool = False,
         remote: Remote | None = None,
+        removed_to: str | None = None,
     ) -> None:
         _check_saves_in_flight(max_saves_in_flight)
         if not isinstance(reuse_unchanged, bool):
@@ -141,7 +143,7 @@ class Checkpointer(ReadingCheckpointer):
         if remote is not None and not isinstance(remote, Remote):
             raise WrongType(f"remote must be a waystation.training.Remote or None, not {remote!r:.60}")
         own = copy_of_current() if context is None else Context(context)
-        place = Place(root_of(directory), step_name_format or standard_name_format(), own)
+        place = Place(root_of(directory), step_name_format or standard_name_format(), own, removed_to)
         super().__init__(place, logger or StandardLogger())
         costs = SaveCosts()
         policy = preservation_policy or PreserveAll()

@@ -11,6 +11,7 @@ goes. Killed in between, it leaves what no list takes for a checkpoint, and the 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import threading
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any
 
 from waystation import _forks, storage
-from waystation._errors import Corrupt, InvalidInput, WaystationError
+from waystation._errors import Conflict, Corrupt, InvalidInput, WaystationError
 from waystation._options.in_effect import current_options
 from waystation.checkpoint.collect import remove_dead_in_store
 from waystation.checkpoint.delete import withdraw
@@ -156,9 +157,32 @@ class Collector:
         is_shared = current_options().multiprocessing.primary_host is not None
         created_ns = info.commit_timestamp_nsecs if is_shared else None
         try:
-            withdraw(os.fspath(info.path), created_ns=created_ns)
+            remove_step(self._place, info.path, created_ns=created_ns)
         except WaystationError as error:
             _log.warning("checkpoint '%s' could not be removed: %s", info.path, error)
+
+
+def remove_step(place: Place, path: storage.AnyPath, *, created_ns: int | None = None) -> None:
+    """Removes the checkpoint of a step in one visible act, or moves it to where the place says.
+
+    Raises:
+        NotFound: It is not there.
+        Unavailable: The disk refuses.
+    """
+    if place.removed_to is None:
+        withdraw(os.fspath(path), created_ns=created_ns)
+        return
+    directory = os.path.join(place.root, place.removed_to)
+    storage.make_directory(directory, parents=True)
+    for number in itertools.count():
+        name = path.name if number == 0 else f"{path.name}-{number}"
+        try:
+            storage.renames(place.root).new(os.fspath(path), os.path.join(directory, name))
+        except Conflict:  # an earlier one of the same step
+            continue
+        break
+    for changed in (directory, place.root):
+        storage.sync_entries(changed)
 
 
 def remove_remains(place: Place, *, of_checkpoints: bool = False) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from waystation import _forks
 from waystation._options import Options
@@ -34,12 +35,14 @@ class Decisions:
 
     Attributes:
         is_preempted: Whether the program was told that it will be ended.
+        known: Returns the steps that are there or being saved, by age.
     """
 
     def __init__(
         self, place: Place, in_flight: SavesInFlight, costs: SaveCosts, policy: SaveDecisionPolicy
     ) -> None:
         self.is_preempted = False
+        self.known: Callable[[], list[Info]] = place.catalogue.known_by_age
         self._place = place
         self._in_flight = in_flight
         self._costs = costs
@@ -110,8 +113,7 @@ class Decisions:
 
     def _others(self, step: int, replaced: bool) -> list[Info]:
         """The steps that are there or being saved, by age."""
-        known = self._place.catalogue.known_by_age()
-        return [info for info in known if not (replaced and info.step == step)]
+        return [info for info in self.known() if not (replaced and info.step == step)]
 
     def _ask(self, step: int, reached: bool, options: Options, replaced: bool) -> bool:
         previous = self._others(step, replaced)

@@ -7,11 +7,14 @@ policy nor somebody who reads it.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 
+from waystation import storage
 from waystation._errors import WrongType
 from waystation._options import Options
 from waystation.checkpoint.delete import delete_async
 from waystation.checkpoint.paths import is_absent
+from waystation.training.collection import remove_step
 from waystation.training.errors import StepNotFoundError
 from waystation.training.in_flight import StepResponse
 from waystation.training.place import Place
@@ -49,14 +52,36 @@ class Deleter:
                 step=step,
                 path=os.fspath(path),
             )
-        deletion = delete_async(path, checkpointable_name=checkpointable_name, missing_ok=missing_ok)
+        if self._place.removed_to is not None and checkpointable_name is None:
+            move = self._moving(step, path, options)
+        else:
+            deletion = delete_async(path, checkpointable_name=checkpointable_name, missing_ok=missing_ok)
+            move = deletion.result
         if checkpointable_name is None:
             self._place.catalogue.drop([step])
 
         def work(progress: Progress) -> bool:
-            return deletion.result()
+            return move()
 
         return StepResponse(step, f"deleting step {step} in '{self._place.root}'", work, is_save=False)
+
+    def _moving(self, step: int, path: storage.AnyPath, options: Options) -> Callable[[], bool]:
+        """What moves a step away, and returns whether it was there."""
+        session = self._place.session(f"move step {step} away", options)
+
+        def move(_: Sequence[bytes]) -> bytes:
+            if is_absent(path):
+                return b""
+            remove_step(self._place, path)
+            return b"yes"
+
+        def work() -> bool:
+            try:
+                return bool(session.round(lambda: b"", move))
+            finally:
+                session.close()
+
+        return work
 
 
 def check_arguments(checkpointable_name: object, missing_ok: object) -> None:

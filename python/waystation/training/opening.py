@@ -37,6 +37,8 @@ def check(place: Place, options: Options, *, has_tier: bool, has_remote: bool) -
             "takes whole ones; set primary_host to the process that is to decide, or leave out remote=",
             path=place.root,
         )
+    if place.removed_to is not None:
+        _check_removed_to(place, place.removed_to)
     if not storage.is_in_store(place.root):
         return
     if options.multiprocessing.primary_host is None:
@@ -72,6 +74,20 @@ def _check_apart(root: str, remote: str) -> None:
     raise InvalidInput(
         f"the remote '{remote}' {what}, '{root}'; give a place that has nothing to do with it", path=remote
     )
+
+
+def _check_removed_to(place: Place, removed_to: object) -> None:
+    """Refuses what is no directory of the sequence to which steps could be moved."""
+    is_name = isinstance(removed_to, str) and not set(removed_to) & {"/", "\0"}
+    if not is_name or not removed_to or str(removed_to).startswith("."):
+        raise InvalidInput(f"removed_to must be a plain name of a directory, not {removed_to!r:.60}")
+    if any(found == removed_to for found in (place.name_format.build_name(0), "metadata")):
+        raise InvalidInput(f"removed_to cannot be {removed_to!r}: another directory has this name")
+    if storage.is_in_store(place.root):
+        raise Unsupported(
+            f"'{place.root}' is in an object store, where nothing can be moved; leave out removed_to",
+            path=place.root,
+        )
 
 
 def open_directory(

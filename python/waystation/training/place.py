@@ -27,6 +27,7 @@ class Place:
         root: Its location in its storage: an absolute path, or a location in an object store.
         name_format: How its steps are named.
         context: The options of calls that come from no context's block.
+        removed_to: The directory in `root` to which steps are moved instead of being removed; None removes.
         catalogue: Which steps are there.
         leases: Which of them somebody reads.
     """
@@ -34,6 +35,7 @@ class Place:
     root: str
     name_format: NameFormat
     context: Context
+    removed_to: str | None = None
     catalogue: Catalogue = field(default_factory=Catalogue)
     leases: Leases | StoreLeases = field(init=False)
 

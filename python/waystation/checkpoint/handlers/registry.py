@@ -7,7 +7,8 @@ order of registration stays, since the last one that fits is taken (`resolution`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from waystation._errors import Conflict, InvalidInput, NoHandler, Unsupported
 
@@ -61,6 +62,28 @@ class CheckpointableHandlerRegistry(Protocol):
 
     def get_secondary_typestrs(self, handler_type: Handler) -> Sequence[str]:
         """Other names of a type under which checkpoints may remember it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """What a checkpoint in one of Orbax's layouts is to remember of a checkpointable.
+
+    Attributes:
+        handler: The name of the type of handlers that loads it.
+        custom_metadata: JSON values that the metadata of a tree have.
+    """
+
+    handler: str
+    custom_metadata: Any = None
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """A registry that says what checkpoints in Orbax's layouts are to remember."""
+
+    def remembered(self, checkpointable_name: str) -> Remembered | None:
+        """What is to be remembered of a checkpointable; None for what its handler says."""
         ...
 
 

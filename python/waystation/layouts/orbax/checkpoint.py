@@ -158,8 +158,15 @@ def open_checkpoint(path: str, root: storage.Root | None = None) -> OrbaxCheckpo
     if isinstance(metadata.item_handlers, str) or _has(path, names.TREE_METADATA, root):
         handler = metadata.item_handlers if isinstance(metadata.item_handlers, str) else None
         # It may be a part of a checkpoint that Waystation has written, which vouches for it.
-        of_whole = None if checksums is not None else Checksums.read(os.path.dirname(path), root)
-        return OrbaxCheckpoint(path, {STATE: Item(path, handler, is_tree=True)}, metadata, None, of_whole)
+        if checksums is None:
+            checksums = Checksums.read(os.path.dirname(path), root)
+            # What a handler has written there has been verified as a whole, by who called the handler.
+            if checksums is not None and not checksums.is_tree(os.path.basename(path)):
+                checksums = None
+        elif "" not in checksums.checkpointables:  # it is of another checkpoint, which was here before
+            checksums = None
+        item = Item(path, handler, is_tree=_has(path, names.TREE_METADATA, root))
+        return OrbaxCheckpoint(path, {STATE: item}, metadata, None, checksums)
     record = deletion.read_record(path, root)
     deleting = None if record is None else record.checkpointable_name
     items = {

@@ -274,8 +274,9 @@ class Checksums:
         Raises:
             Corrupt: The file is damaged.
         """
-        section = self._sections.get(os.path.basename(directory))
-        if section is None or (section.is_tree and self._is_replaced(directory)):
+        is_whole = directory == os.path.dirname(self.path)  # of a flat checkpoint
+        section = self._sections.get("" if is_whole else os.path.basename(directory))
+        if section is None or (section.is_tree and not is_whole and self._is_replaced(directory)):
             return None
         content = _read_range(self.path, self._root, section.begin, section.nbytes)
         if _native.crc64(content) != section.crc64:

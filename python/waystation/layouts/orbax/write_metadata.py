@@ -6,7 +6,9 @@ database of OCDBT has exactly the chunks that the parts speak of, and the metada
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from waystation.frameworks import dtypes
 from waystation.layouts.orbax import (
@@ -33,6 +35,7 @@ def of_state(
     *,
     with_shardings: bool,
     with_rich_types: bool,
+    custom_metadata: Any = None,
 ) -> dict[str, bytes]:
     """The files of a state besides its data, by their paths in its directory.
 
@@ -44,8 +47,11 @@ def of_state(
         commit_ns: When, nanoseconds since 1970.
         with_shardings: Whether to write how arrays were sharded.
         with_rich_types: Whether to say which containers are tuples and named tuples.
+        custom_metadata: JSON values that stand with the metadata of the tree.
     """
-    files = {names.TREE_METADATA: _tree(leaves, arrays, with_rich_types=with_rich_types).encode()}
+    tree = _tree(leaves, arrays, with_rich_types=with_rich_types)
+    tree = dataclasses.replace(tree, custom_metadata=custom_metadata)
+    files = {names.TREE_METADATA: tree.encode()}
     if leaves.strings:
         files[names.STRINGS] = strings_file.encode(leaves.strings)
     is_jax = [kind == JAX_ARRAY for kind in leaves.kinds if kind != STRING]

@@ -1,0 +1,1 @@
+"""Version 0 of Orbax's interface, beside genuine Orbax."""
