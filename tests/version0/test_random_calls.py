@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import pytest
 from tests.support.long import amount
-from tests.version0.pair import Pair, state
+from tests.version0.pair import Pair, ours, state
 
 # No test is about how fast a machine is: so much time passes at every step, or at none.
 AT_ONCE, NEVER = datetime.timedelta(0), datetime.timedelta(days=1)
@@ -54,6 +54,7 @@ def chosen_options(chance: random.Random) -> tuple[Any, bool]:
         plain |= {"best_fn": loss, "best_mode": chance.choice(["min", "max"])}
         plain["keep_checkpoints_without_metrics"] = chance.random() < 0.5
         plain["prevent_write_metrics"] = chance.random() < 0.2
+        plain["lightweight_initialize"] = False  # with which genuine Orbax forgets which step is the best
     how = chance.choice(["count", "count", "policy", "all"])
     if how == "count":
         plain["max_to_keep"] = chance.randint(1, 3)
@@ -109,11 +110,16 @@ class Sequence:
         given: dict[str, Any] = {}
         if self.chance.random() < 0.3:
             given["metadata"] = {"run": seed}
-        if self.is_composite and self.chance.random() < 0.5:
+        # Genuine Orbax does not find out what these items are, before they are saved or restored.
+        self.has_names = self.is_composite and self.chance.random() < 0.5
+        if self.has_names:
             given["item_names"] = ("state", "config")
+        # It cannot move a step away twice.
+        self.is_ascending = "todelete_subdir" in options(ours)
         self.pair = Pair(root, options, **given)
         self.step = 0
-        # Genuine Orbax takes a new manager for one of several items once a step is asked for that is not there.
+        # Genuine Orbax takes a new manager for one of several items once a step is asked for that is not there, and
+        # knows nothing of items that it has not saved or restored.
         self.is_settled = False
 
     def choose(self) -> int | None:
@@ -128,7 +134,8 @@ class Sequence:
 
     def save(self) -> None:
         chance = self.chance
-        self.step = max(0, self.step + chance.choice([1, 1, 1, 1, 2, 0, -1]))
+        change = chance.choice([1, 1, 1, 1, 2, 0, -1])
+        self.step = max(0, self.step + (abs(change) or 1 if self.is_ascending else change))
         step, force = self.step, chance.random() < 0.15
         metrics = None
         if self.has_metrics and chance.random() < 0.8:
@@ -152,7 +159,7 @@ class Sequence:
         if step == 0 and not self.is_settled:
             return
         self.pair.wait()
-        way = self.chance.randint(0, 3)
+        way = 3 if self.has_names and not self.is_settled else self.chance.randint(0, 3)
 
         def restored(manager: Any, library: Any) -> Any:
             args = library.args
@@ -169,7 +176,7 @@ class Sequence:
 
     def look(self) -> None:
         step = self.choose()
-        if step is None or (step == 0 and not self.is_settled):
+        if step is None or not self.is_settled:
             return
         self.pair.wait()
         self.pair.same(f"metrics {step}", lambda manager, _: manager.metrics(step))

@@ -33,6 +33,7 @@ from waystation.compat.orbax.args import Composite
 from waystation.compat.orbax.metadata import StepMetadata
 from waystation.compat.orbax.options import TreeOptions, context_with
 from waystation.layouts.orbax import checkpoint as orbax
+from waystation.training import step_records
 
 _JSON = "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHandler"
 
@@ -346,12 +347,16 @@ class Items:
                     )
                 continue
             restored[name] = restore_one(found.place_of(name), *pair)
+        if args is None and METRICS in found.handlers:
+            restored[METRICS] = step_records.read(storage.as_path(found.path)).metrics
         return Composite(**restored)
 
     def metadata(self, path: str) -> StepMetadata:
         """What is known of a checkpoint and its items."""
         found = Found.at(path)
         described = {name: self.metadata_of(found, name) for name in sorted(found.items)}
+        if METRICS in found.handlers:
+            described[METRICS] = None
         return found.step_metadata(Composite(**described))
 
     def metadata_of(self, found: Found, name: str) -> Any:
@@ -447,7 +452,9 @@ class Found:
             items = {name: item.handler for name, item in found.items.items() if name != METRICS}
             is_flat = any(item.directory == target for item in found.items.values())
             said = found.metadata
-            handlers = {name: item.handler for name, item in found.items.items() if item.handler is not None}
+            handlers = dict(said.item_handlers) if isinstance(said.item_handlers, dict) else {}
+            if isinstance(said.item_handlers, str):
+                handlers = dict.fromkeys(items, said.item_handlers)
             return cls(
                 target,
                 items,

@@ -113,7 +113,8 @@ class CheckpointManagerOptions:
         prevent_write_metrics: Do not write metrics; they count in this program.
         enable_should_save_is_saving_in_progress_check: If False, policies are told that no save is running.
         enable_per_process_directory_creation: Has no effect; needs `primary_host` to be None.
-        lightweight_initialize: Do not read the metrics and times of checkpoints at first.
+        lightweight_initialize: Do not read the metrics and times of checkpoints at first, where no option needs
+            them.
     """
 
     save_interval_steps: int = 1
@@ -183,6 +184,12 @@ class CheckpointManagerOptions:
         return self.step_name_format or standard_name_format(
             step_prefix=self.step_prefix, step_format_fixed_length=self.step_format_fixed_length
         )
+
+    @property
+    def is_light(self) -> bool:
+        """Whether the metrics and times of checkpoints are left unread."""
+        needing = (self.best_fn, self.keep_time_interval, self.preservation_policy, self.save_decision_policy)
+        return self.lightweight_initialize and all(option is None for option in needing)
 
     def save_policy(self) -> SaveDecisionPolicy:
         """When to save."""
@@ -437,7 +444,7 @@ class CheckpointManager:
         root = root_of(directory)
         if options.read_only:
             place = Place(root, options.name_format(), context)
-            return _Reading(place, with_records=not options.lightweight_initialize)
+            return _Reading(place, with_records=not options.is_light)
         if not options.create and not storage.is_in_store(root) and not storage.is_there(root):
             raise CheckpointNotFound(
                 f"there is no directory '{root}'; make it, or leave create at True", path=root
@@ -450,7 +457,7 @@ class CheckpointManager:
             step_name_format=options.name_format(),
             custom_metadata=dict(self._metadata) if self._metadata and options.save_root_metadata else None,
             cleanup_tmp_directories=options.cleanup_tmp_directories,
-            lightweight_initialize=options.lightweight_initialize,
+            lightweight_initialize=options.is_light,
             logger=logger,
             removed_to=options.todelete_subdir,
         )
@@ -505,8 +512,9 @@ class CheckpointManager:
         return info.metrics if kept is None else kept
 
     def metrics(self, step: int) -> Any:
-        """The metrics of a step, if there is `best_fn`; None if it has none."""
-        if self._options.best_fn is None:
+        """The metrics that the checkpoint of a step has, if there is `best_fn`; None if it has none."""
+        is_unwritten = self._options.prevent_write_metrics and step in self._metrics
+        if self._options.best_fn is None or is_unwritten:
             return None
         return next((self._metrics_of(info) for info in self._known() if info.step == step), None)
 
@@ -743,7 +751,7 @@ class CheckpointManager:
             return self._described(as_step(step))
         with context_with(self._options.changes):
             found = root_metadata.read(storage.located(self.directory))
-        if not found and self._metadata and (self._core is None or not self._options.save_root_metadata):
+        if not found and self._metadata and self._core is None:
             found = dict(self._metadata)
         return RootMetadata(custom_metadata=found)
 
@@ -752,7 +760,9 @@ class CheckpointManager:
         with context_with(self._options.changes):
             described = self._items.metadata(path)
         items = described.item_metadata
-        is_single = self._is_single if self._is_single is not None else set(items) == {DEFAULT_ITEM_NAME}
+        is_single = self._is_single
+        if is_single is None:
+            is_single = set(items) - {METRICS} == {DEFAULT_ITEM_NAME}
         if is_single:
             described.item_metadata = items.get(DEFAULT_ITEM_NAME)
         if self._options.best_fn is not None:
