@@ -144,7 +144,10 @@ class Pair:
         self.same("wait", lambda manager, _: manager.wait_until_finished())
 
     def on_disk(self) -> None:
-        """The same names of directories of steps, once nothing runs any more."""
+        """The same names of directories of steps, once nothing runs any more. The last good one of a sequence
+        stays here, whatever the options say."""
+        if not self.managers["ours"].all_steps():
+            return
         listed = {
             name: sorted(path.name for path in root.iterdir() if path.name != "metadata")
             if root.exists()

@@ -141,13 +141,13 @@ class Sequence:
         if self.has_metrics and chance.random() < 0.8:
             metrics = {"loss": chance.randint(0, 5)}
         custom = {"note": step} if chance.random() < 0.3 else None
-        self.pair.same(
+        is_saved = self.pair.same(
             f"save {step}",
             lambda manager, library: manager.save(
                 step, args=self.saved(library, step), metrics=metrics, force=force, custom_metadata=custom
             ),
         )
-        self.is_settled = True
+        self.is_settled |= bool(is_saved)
 
     def should_save(self) -> None:
         step = self.step + self.chance.choice([-1, 0, 1, 2])

@@ -217,7 +217,8 @@ def with_scoped_options(
             chosen[id(source)] = answer  # the sources outlive the options
     bound = options.thawed()
     bound.array.saving.scoped_storage_options_creator = None
-    bound.array.saving.storage_options_for = lambda _, source: chosen[id(source)]
+    # Orbax's layouts store numbers as arrays, too, which nobody was asked about.
+    bound.array.saving.storage_options_for = lambda _, source: chosen.get(id(source))
     return bound.frozen()
 
 

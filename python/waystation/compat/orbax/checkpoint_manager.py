@@ -605,6 +605,7 @@ class CheckpointManager:
                     step,
                     saved.checkpointables,
                     force=True,
+                    overwrite=core.is_known(step),  # the only one that is whole, which the core has kept
                     metrics=None if options.prevent_write_metrics else counted,
                     custom_metadata=custom_metadata,
                 )

@@ -1,0 +1,408 @@
+"""Checkpointers, handlers, and arguments of leaves: what one library has saved the other restores, alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as theirs
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+from tests.frameworks.jax_mesh import mesh
+from tests.version0.pair import LIBRARIES, assert_same, kinds_of, outcome, state
+
+import waystation
+import waystation.compat.orbax as ours
+from waystation.errors import Corrupt, InvalidInput, LossyCast, Unsupported
+
+both = pytest.mark.parametrize("library", LIBRARIES.values(), ids=LIBRARIES)
+
+
+def other(library: types.ModuleType) -> types.ModuleType:
+    return theirs if library is ours else ours
+
+
+def train_state() -> dict[str, Any]:
+    """A training state over devices, with the containers of an optimizer."""
+    spread = NamedSharding(mesh(4, 2), PartitionSpec("x", "y"))
+    params = {"w": jax.device_put(jnp.arange(128.0).reshape(16, 8), spread), "b": jnp.ones(3, jnp.bfloat16)}
+    return {**state(5), "params": params, "optimizer": optax.adamw(1e-3).init(params)}
+
+
+# ---- checkpointers -----------------------------------------------------------------------------
+
+
+def standard(library: Any, path: Path) -> None:
+    with library.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path, train_state(), custom_metadata={"mine": 1})
+
+
+def tree(library: Any, path: Path, **options: Any) -> None:
+    with library.PyTreeCheckpointer(**options) as checkpointer:
+        checkpointer.save(path, {**train_state(), "name": "run ü"})
+
+
+def with_save_args(library: Any, path: Path) -> None:
+    item = {"w": jnp.arange(4096.0).reshape(64, 64), "host": np.arange(64.0), "step": 3}
+    save_args = {
+        "w": library.SaveArgs(dtype=np.dtype(jnp.bfloat16), chunk_byte_size=1024, shard_axes=(0,)),
+        "host": library.SaveArgs(chunk_byte_size=64),
+        "step": library.SaveArgs(),
+    }
+    with library.PyTreeCheckpointer() as checkpointer:
+        checkpointer.save(path, item, save_args=save_args)
+
+
+def background(library: Any, path: Path) -> None:
+    with library.AsyncCheckpointer(library.PyTreeCheckpointHandler(use_zarr3=True), timeout_secs=60) as saver:
+        saver.save(path, args=library.args.PyTreeSave(train_state(), custom_metadata={"a": [1]}))
+
+
+TREES: dict[str, Callable[[Any, Path], None]] = {
+    "standard": standard,
+    "tree": tree,
+    "files": lambda library, path: tree(library, path, use_ocdbt=False),
+    "zarr3": lambda library, path: tree(library, path, use_zarr3=True, use_compression=False),
+    "save args": with_save_args,
+    "background": background,
+}
+
+
+@pytest.mark.parametrize("save", TREES.values(), ids=TREES)
+def test_a_tree_is_read_by_both(save: Callable[[Any, Path], None], tmp_path: Path) -> None:
+    found = []
+    for name, library in LIBRARIES.items():
+        save(library, tmp_path / name)
+        for reader in LIBRARIES.values():
+            with reader.PyTreeCheckpointer() as checkpointer:
+                found.append((checkpointer.restore(tmp_path / name), checkpointer.metadata(tmp_path / name)))
+    (first, described), *rest = found
+    for restored, metadata in rest:
+        assert_same(restored, first, save)
+        assert metadata.custom_metadata == described.custom_metadata
+        assert metadata.item_handlers == described.item_handlers
+        assert metadata.item_metadata.custom_metadata == described.item_metadata.custom_metadata
+    assert waystation.verify(tmp_path / "ours").damages == []
+
+
+@both
+def test_an_abstract_tree_says_what_is_restored(library: Any, tmp_path: Path) -> None:
+    standard(library, tmp_path / "c")
+    spread = NamedSharding(mesh(8), PartitionSpec("x"))
+    wanted = jax.tree.map(
+        lambda leaf: (
+            jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16, sharding=spread) if leaf.ndim == 2 else leaf
+        ),
+        train_state()["params"],
+    )
+    abstract = {**train_state(), "params": wanted, "rate": 0.0, "host": np.zeros(3, np.float32)}
+    found = []
+    for reader in LIBRARIES.values():
+        with reader.StandardCheckpointer() as checkpointer:
+            found.append(checkpointer.restore(tmp_path / "c", abstract))
+    assert_same(*found, "restored")
+    assert found[0]["params"]["w"].sharding == spread
+    assert type(found[0]["optimizer"]) is type(abstract["optimizer"])
+
+
+REFUSED = {
+    "another shape": lambda item: {**item, "host": np.zeros(5, np.int64)},
+    "a leaf too many": lambda item: {**item, "more": jnp.ones(2)},
+    "a leaf too few": lambda item: {key: value for key, value in item.items() if key != "host"},
+    "a list where a dict is": lambda item: {**item, "params": [1, 2]},
+}
+
+
+@pytest.mark.parametrize("change", REFUSED.values(), ids=REFUSED)
+def test_what_is_not_there_is_refused_alike(change: Any, tmp_path: Path) -> None:
+    standard(ours, tmp_path / "c")
+    item = change(jax.tree.map(lambda leaf: leaf, train_state()))
+    if "more" not in item and "host" in item and isinstance(item["params"], dict):
+        item["w"] = jnp.zeros((4, 4))  # genuine Orbax looks at shapes of JAX arrays only
+    raised = []
+    for reader in LIBRARIES.values():
+        with reader.StandardCheckpointer() as checkpointer:
+            raised.append(
+                outcome(lambda checkpointer=checkpointer: checkpointer.restore(tmp_path / "c", item)).error
+            )  # type: ignore[misc]
+    assert raised[0] is not None
+    assert isinstance(raised[1], kinds_of(raised[0]) or ValueError), raised
+
+
+def restore_args(library: Any) -> dict[str, Any]:
+    placed = {"mesh": mesh(8), "mesh_axes": PartitionSpec(None, "x")}
+    return {
+        "w": library.ArrayRestoreArgs(**placed, dtype=jnp.float32, global_shape=(16, 8)),
+        "b": library.ArrayRestoreArgs(global_shape=(4,), strict=False),
+        "host": library.RestoreArgs(restore_type=np.ndarray, dtype=np.float32),
+        "step": library.RestoreArgs(restore_type=float),
+        "rest": library.RestoreArgs(),
+    }
+
+
+@pytest.mark.parametrize("has_item", [False, True])
+@pytest.mark.parametrize("partial", [False, True])
+def test_restore_args_say_what_leaves_become(has_item: bool, partial: bool, tmp_path: Path) -> None:
+    item = {
+        "w": jnp.arange(128.0, dtype=jnp.bfloat16).reshape(16, 8),
+        "b": jnp.arange(3),
+        "host": np.arange(4),
+        "step": 3,
+        "rest": jnp.ones(2),
+    }
+    for name, library in LIBRARIES.items():
+        with library.PyTreeCheckpointer() as checkpointer:
+            checkpointer.save(tmp_path / name, {**item, **({"more": 1} if partial else {})})
+    found = []
+    for library in LIBRARIES.values():
+        own = restore_args(library)
+        for name in LIBRARIES:
+            with library.PyTreeCheckpointer() as checkpointer:
+                args = library.args.PyTreeRestore(
+                    item=dict.fromkeys(item, 0) if has_item or partial else None,
+                    restore_args=own,
+                    partial_restore=partial,
+                )
+                found.append(checkpointer.restore(tmp_path / name, args=args))
+    for restored in found[1:]:
+        assert_same(restored, found[0], "restored")
+
+
+TRANSFORMS: dict[str, Callable[[Any], tuple[Any, Any, dict[str, Any]]]] = {
+    "renamed": lambda ocp: ({"x": 0, "b": {"c": 0}}, {"x": ocp.Transform(original_key="a")}, {}),
+    "computed": lambda ocp: (
+        {"x": 0, "b": {"c": 0}},
+        {"x": ocp.Transform(original_key="b/d", value_fn=lambda value: value * 10)},
+        {},
+    ),
+    "by groups": lambda ocp: (
+        {"n": {"c": 0, "d": 0}},
+        {r"n/(.*)": ocp.Transform(original_key=r"b/\1")},
+        {},
+    ),
+    "fallback": lambda ocp: (
+        {"a": 0, "new": np.ones(2)},
+        {"new": ocp.Transform(use_fallback=True)},
+        {"transforms_default_to_original": True},
+    ),
+    "of several": lambda ocp: (
+        {"x": 0},
+        {
+            "x": ocp.RestoreTransform(
+                multi_value_fn=lambda name, tree, args: tree["a"] + tree["b"]["c"],
+                multi_value_fn_input_args={"a": ocp.RestoreArgs(), "b/c": ocp.RestoreArgs()},
+            )
+        },
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_transformations_make_other_trees(case: Any, tmp_path: Path) -> None:
+    saved = {"a": np.arange(3), "b": {"c": np.ones(3), "d": np.full(2, 7)}}
+    with theirs.PyTreeCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "c", saved)
+    found = []
+    for library in LIBRARIES.values():
+        item, transforms, more = case(library)
+        own = jax.tree.map(lambda _, library=library: library.RestoreArgs(restore_type=np.ndarray), item)
+        with library.PyTreeCheckpointer() as checkpointer:
+            found.append(
+                checkpointer.restore(
+                    tmp_path / "c", item=item, restore_args=own, transforms=transforms, **more
+                )
+            )
+    assert_same(*reversed(found), "transformed")
+
+
+# ---- handlers ----------------------------------------------------------------------------------
+
+
+@both
+def test_items_of_every_kind(library: Any, tmp_path: Path) -> None:
+    args = library.args
+    items = {
+        "state": args.StandardSave(state(3)),
+        "tree": args.PyTreeSave({"name": "x", "w": jnp.ones(3)}),
+        "config": args.JsonSave({"x": [1, None]}),
+        "array": args.ArraySave(jnp.arange(4.0)),
+        "number": args.ArraySave(7),
+        "key": args.JaxRandomKeySave(jax.random.key(3)),
+        "old_key": args.JaxRandomKeySave(jax.random.PRNGKey(3)),
+        "numpy": args.NumpyRandomKeySave(np.random.RandomState(4).get_state()),
+    }
+    with library.Checkpointer(library.CompositeCheckpointHandler()) as checkpointer:
+        checkpointer.save(tmp_path / "c", args=args.Composite(**items), custom_metadata={"a": 1})
+    found = []
+    for reader in LIBRARIES.values():
+        with reader.Checkpointer(reader.CompositeCheckpointHandler()) as checkpointer:
+            restored = checkpointer.restore(tmp_path / "c")
+            found.append(restored)
+            assert checkpointer.metadata(tmp_path / "c").custom_metadata == {"a": 1}
+    ours_found, theirs_found = found[1], found[0]
+    for name in ("state", "tree", "config", "array", "number", "old_key"):
+        assert_same({"": ours_found[name]}, {"": theirs_found[name]}, name)
+    for one in found:
+        assert jax.random.key_data(one["key"]).tolist() == jax.random.key_data(jax.random.key(3)).tolist()
+        assert jax.random.key_impl(one["key"]) == jax.random.key_impl(jax.random.key(3))
+        assert one["numpy"][0] == "MT19937"
+        np.testing.assert_array_equal(one["numpy"][1], np.random.RandomState(4).get_state()[1])
+
+
+@both
+def test_a_checkpoint_of_one_small_thing(library: Any, tmp_path: Path) -> None:
+    with library.Checkpointer(library.JsonCheckpointHandler()) as checkpointer:
+        checkpointer.save(tmp_path / "c", {"a": 1})
+    for reader in LIBRARIES.values():
+        with reader.Checkpointer(reader.JsonCheckpointHandler()) as checkpointer:
+            assert checkpointer.restore(tmp_path / "c") == {"a": 1}
+    with library.Checkpointer(library.ArrayCheckpointHandler()) as checkpointer:
+        checkpointer.save(tmp_path / "a", jnp.ones(3))
+    for reader in LIBRARIES.values():
+        with reader.Checkpointer(reader.ArrayCheckpointHandler()) as checkpointer:
+            np.testing.assert_array_equal(checkpointer.restore(tmp_path / "a"), np.ones(3))
+
+
+def own_handler(library: Any) -> types.SimpleNamespace:
+    """A handler that keeps a tree among its files, as programs have them."""
+    calls: list[str] = []
+
+    class Handler(library.CheckpointHandler):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            self._trees = library.PyTreeCheckpointHandler()
+
+        def save(self, directory: Any, args: Any = None) -> None:
+            calls.append("save")
+            inner = Path(directory) / "inner"
+            inner.mkdir()
+            (Path(directory) / "note.json").write_text(json.dumps(args.note))
+            self._trees.save(directory / "inner", args=library.args.PyTreeSave(args.item))
+
+        def restore(self, directory: Any, args: Any = None) -> Any:
+            return json.loads((Path(directory) / "note.json").read_text()), self._trees.restore(
+                directory / "inner", args=library.args.PyTreeRestore()
+            )
+
+        def finalize(self, directory: Any) -> None:
+            calls.append("finalize")
+            self._trees.finalize(directory / "inner")
+
+    @library.args.register_with_handler(Handler, for_save=True)
+    @dataclasses.dataclass
+    class Save(library.args.CheckpointArgs):  # type: ignore[misc, name-defined]
+        item: Any
+        note: Any = None
+
+    @library.args.register_with_handler(Handler, for_restore=True)
+    @dataclasses.dataclass
+    class Restore(library.args.CheckpointArgs):  # type: ignore[misc, name-defined]
+        pass
+
+    return types.SimpleNamespace(handler=Handler, save=Save, restore=Restore, calls=calls)
+
+
+@both
+def test_a_handler_of_a_program(library: Any, tmp_path: Path) -> None:
+    own, elsewhere = own_handler(library), own_handler(other(library))
+    with library.CheckpointManager(tmp_path / "run") as manager:
+        args = library.args.Composite(
+            own=own.save({"w": jnp.ones(3), "n": "x"}, {"a": 1}), state=library.args.StandardSave(state(1))
+        )
+        manager.save(0, args=args)
+        manager.wait_until_finished()
+        assert own.calls == ["save", "finalize"]
+        note, tree = manager.restore(0).own
+        assert note == {"a": 1}
+    with other(library).CheckpointManager(tmp_path / "run") as manager:
+        found = manager.restore(0, args=other(library).args.Composite(own=elsewhere.restore()))
+        assert_same(found.own[1], tree, "own")
+    if library is ours:
+        assert waystation.verify(tmp_path / "run" / "0").damages == []
+
+
+def test_a_handler_that_a_library_has_registered_with_orbax(tmp_path: Path) -> None:
+    """Its arguments are taken though `install` was not called, or came too late for the library."""
+    own = own_handler(theirs)
+    with ours.CheckpointManager(tmp_path / "run") as manager:
+        args = ours.args.Composite(
+            state=ours.args.StandardSave(state(1)), own=own.save({"w": jnp.ones(3)}, 1)
+        )
+        manager.save(0, args=args)
+        manager.wait_until_finished()
+        note, tree = manager.restore(0, args=ours.args.Composite(own=own.restore())).own
+    assert note == 1
+    np.testing.assert_array_equal(tree["w"], np.ones(3))
+
+
+# ---- what is better here -----------------------------------------------------------------------
+
+
+def test_an_overwrite_keeps_the_old_one_until_the_new_one_is(tmp_path: Path) -> None:
+    with ours.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "c", state(1))
+        checkpointer.wait_until_finished()
+        with pytest.raises(ValueError, match="force=True"):
+            checkpointer.save(tmp_path / "c", state(2))
+        with pytest.raises(Unsupported):
+            checkpointer.save(tmp_path / "c", {"a": object()}, force=True)
+        assert checkpointer.restore(tmp_path / "c")["step"] == 1
+        checkpointer.save(tmp_path / "c", state(2), force=True)
+        assert checkpointer.restore(tmp_path / "c")["step"] == 2
+
+
+@pytest.mark.parametrize("save", [standard, lambda library, path: tree(library, path, use_ocdbt=False)])
+def test_damage_is_found(save: Any, tmp_path: Path) -> None:
+    save(ours, tmp_path / "c")
+    files = [path for path in (tmp_path / "c").rglob("*") if path.is_file() and path.stat().st_size > 300]
+    file = max(files, key=lambda path: ("/d/" in str(path) or "params.w" in str(path), path.stat().st_size))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with ours.PyTreeCheckpointer() as checkpointer, pytest.raises(Corrupt):
+        checkpointer.restore(tmp_path / "c")
+    assert waystation.verify(tmp_path / "c").damages
+
+
+def test_a_lossy_cast_is_refused(tmp_path: Path) -> None:
+    with ours.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "c", {"w": jnp.full(2, 1.5)})
+        checkpointer.wait_until_finished()
+        with pytest.raises(LossyCast):
+            checkpointer.restore(tmp_path / "c", {"w": jax.ShapeDtypeStruct((2,), jnp.int32)})
+
+
+def test_the_native_layout(tmp_path: Path) -> None:
+    ours.set_layout("native")
+    try:
+        with ours.CheckpointManager(tmp_path / "run") as manager:
+            args = ours.args
+            items = args.Composite(
+                state=args.StandardSave(state(1)),
+                config=args.JsonSave({"a": 1}),
+                key=args.JaxRandomKeySave(jax.random.key(1)),
+            )
+            manager.save(0, args=items)
+            manager.wait_until_finished()
+            found = manager.restore(0)
+            assert found.config == {"a": 1}
+            assert (found.key == jax.random.key(1)).all()
+        with ours.StandardCheckpointer() as checkpointer:
+            checkpointer.save(tmp_path / "c", state(1))
+            checkpointer.wait_until_finished()
+            assert checkpointer.restore(tmp_path / "c", state(0))["step"] == 1
+    finally:
+        ours.set_layout("orbax")
+    assert (tmp_path / "run" / "0" / "checkpoint.json").exists()
+    with ours.CheckpointManager(tmp_path / "run") as manager:
+        assert_same(manager.restore(0).state, waystation.load(tmp_path / "run" / "0"), "state")
+    with pytest.raises(InvalidInput, match="'orbax' or 'native'"):
+        ours.set_layout("zip")  # type: ignore[arg-type]
