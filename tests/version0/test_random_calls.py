@@ -83,7 +83,7 @@ def chosen_options(chance: random.Random) -> tuple[Any, bool]:
             made["preservation_policy"] = own.choice(
                 [
                     policies.LatestN(2),
-                    policies.CustomSteps([1, 3, 4]),
+                    policies.AnyPreservationPolicy([policies.CustomSteps([1, 3, 4]), policies.LatestN(1)]),
                     policies.AnyPreservationPolicy([policies.LatestN(1), policies.EveryNSteps(3)]),
                     policies.AnyPreservationPolicy([policies.EveryNStepsClosest(3), policies.LatestN(1)]),
                 ]
@@ -106,6 +106,8 @@ class Sequence:
     def __init__(self, seed: int, root: Path) -> None:
         self.chance = random.Random(seed)
         options, self.has_metrics = chosen_options(self.chance)
+        # Without any metrics nothing would stay, where the last good step stays here.
+        self.keeps_unmeasured = options(ours).get("keep_checkpoints_without_metrics", True)
         self.is_composite = self.chance.random() < 0.4
         given: dict[str, Any] = {}
         if self.chance.random() < 0.3:
@@ -114,6 +116,11 @@ class Sequence:
         self.has_names = self.is_composite and self.chance.random() < 0.5
         if self.has_names:
             given["item_names"] = ("state", "config")
+        # It fails where a new manager has to compare times.
+        policy = type(options(ours).get("save_decision_policy")).__name__
+        self.is_restarted = policy != "ContinuousCheckpointingPolicy" and "keep_time_interval" not in options(
+            ours
+        )
         # It cannot move a step away twice.
         self.is_ascending = "todelete_subdir" in options(ours)
         self.pair = Pair(root, options, **given)
@@ -138,7 +145,7 @@ class Sequence:
         self.step = max(0, self.step + (abs(change) or 1 if self.is_ascending else change))
         step, force = self.step, chance.random() < 0.15
         metrics = None
-        if self.has_metrics and chance.random() < 0.8:
+        if self.has_metrics and chance.random() < (0.8 if self.keeps_unmeasured else 1):
             metrics = {"loss": chance.randint(0, 5)}
         custom = {"note": step} if chance.random() < 0.3 else None
         is_saved = self.pair.same(
@@ -200,10 +207,14 @@ class Sequence:
         self.pair.same("all_steps(read)", lambda manager, _: sorted(manager.all_steps(read=True)))
 
     def restart(self) -> None:
+        if not self.is_restarted:
+            return
         self.pair.restart()
         self.is_settled = False
 
     def exchange(self) -> None:
+        if not self.is_restarted:
+            return
         self.pair.exchange()
         self.is_settled = False
 

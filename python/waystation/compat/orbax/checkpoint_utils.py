@@ -12,7 +12,7 @@ import numpy as np
 
 from waystation import storage
 from waystation.compat.orbax.metadata import Metadata, ScalarMetadata, StringMetadata, TreeMetadata
-from waystation.compat.orbax.tree import is_empty_node
+from waystation.compat.orbax.tree import is_empty_node, paths_of, str_keypath
 from waystation.compat.orbax.type_handlers import ArrayRestoreArgs, RestoreArgs
 from waystation.frameworks import jax_version0 as jax
 from waystation.storage.leases import Leases
@@ -46,12 +46,12 @@ def construct_restore_args(
         own = construct_restore_args(target.tree, sharding_tree, set_global_shape, support_layout, strict)
         return TreeMetadata(own, target.custom_metadata, target.use_zarr3)
     pairs, structure = jax.flatten_with_path(target, is_leaf=lambda value: isinstance(value, Metadata))
-    shardings: list[Any] = [None] * len(pairs)
-    if sharding_tree is not None:
-        shardings = list(jax.flatten(sharding_tree, is_leaf=_is_sharding)[0])
+    shardings: dict[Any, Any] = {}
+    if sharding_tree is not None:  # which may have None in the place of a leaf
+        shardings = {str_keypath(path): value for path, value in paths_of(sharding_tree, _is_sharding)}
     made = [
-        _restore_args(value, sharding, set_global_shape, support_layout, strict)
-        for (_, value), sharding in zip(pairs, shardings, strict=True)
+        _restore_args(value, shardings.get(str_keypath(path)), set_global_shape, support_layout, strict)
+        for path, value in pairs
     ]
     return jax.unflatten(structure, made)
 
