@@ -369,12 +369,15 @@ class Files:
             save.calls.finish()
         save.clock.written_s = save.clock.now_s()
         save.check_cancelled(progress)
-        directories = [os.path.join(self.path, save.place_of(name)) for name in save.handlers]
+        directories = [
+            os.path.normpath(os.path.join(self.path, save.place_of(name))) for name in save.handlers
+        ]
         if save.writer.process_count == 1 or save.writer.is_local:
             for directory in directories:
                 to_sync = handler_files.to_sync(directory)
                 # Of a flat checkpoint that is the directory of the attempt, whose owner goes before that.
-                group.add([path for path in to_sync if os.path.basename(path) != storage.names.OWNER])
+                owner = os.path.join(self.path, storage.names.OWNER)
+                group.add([path for path in to_sync if path != owner])
             return told
         for directory in directories:
             handler_files.sync_present(directory)

@@ -218,7 +218,10 @@ class OrbaxLayout:
         assert local is None, "it was refused before"
         path, states = attempt.path, list(self._planned.values())
         places = map(save.place_of, save.handlers)
-        handled = {place: _listed_of_handler(os.path.join(path, place)) for place in places}
+        owner = {os.path.join(path, storage.names.OWNER)}
+        handled = {
+            place: _listed_of_handler(os.path.join(path, place) if place else path, owner) for place in places
+        }
         files = self._metadata_files(save, path, told, handled)
         present = {
             os.path.join(path, planned.name, own)
@@ -367,10 +370,10 @@ def _files_of(save: Save, planned: Planned, parts: Sequence[Part], name: str) ->
     )
 
 
-def _listed_of_handler(directory: str) -> checksums.Listed:
+def _listed_of_handler(directory: str, without: Collection[str]) -> checksums.Listed:
     """The files that the handler of a checkpointable has written."""
     # In a flat checkpoint the owner of the attempt stands beside them.
-    below = [file for file in handler_files.below(directory) if os.path.basename(file) != storage.names.OWNER]
+    below = [file for file in handler_files.below(directory) if file not in without]
     return checksums.Listed(
         False, {os.path.relpath(file, directory): handler_files.digest(file) for file in below}
     )
