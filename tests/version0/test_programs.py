@@ -1,5 +1,5 @@
-"""Programs that are written for `orbax.checkpoint` run with two lines before them. Killed again and again, they
-end with the bits that they end with on genuine Orbax without a kill.
+"""Programs that are written for `orbax.checkpoint` run with two lines before them. Killed again and again,
+they end with the bits that they end with on genuine Orbax without a kill.
 """
 
 from __future__ import annotations

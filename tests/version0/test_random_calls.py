@@ -1,6 +1,6 @@
 """Random sequences of calls of a manager do the same as with genuine Orbax: the same steps are seen at each
-moment, the same is restored, the same is on disk, and errors are of the same built-in kinds. Each sequence also
-has both libraries go on with what the other one has saved.
+moment, the same is restored, the same is on disk, and errors are of the same built-in kinds. Sequences also
+have both libraries go on with what the other one has saved.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def is_even(step: int, _last: int | None) -> bool:
     return step % 2 == 0
 
 
-def chosen_options(chance: random.Random) -> tuple[Any, bool]:
+def chosen_options(chance: random.Random) -> tuple[Any, bool]:  # noqa: C901 - one case for each option
     """Options, as a function of the library, and whether they look at metrics."""
     plain: dict[str, Any] = {
         "enable_async_checkpointing": chance.random() < 0.6,
@@ -125,8 +125,8 @@ class Sequence:
         self.is_ascending = "todelete_subdir" in options(ours)
         self.pair = Pair(root, options, **given)
         self.step = 0
-        # Genuine Orbax takes a new manager for one of several items once a step is asked for that is not there, and
-        # knows nothing of items that it has not saved or restored.
+        # Genuine Orbax takes a new manager for one of several items once a step is asked for that is not
+        # there, and knows nothing of items that it has not saved or restored.
         self.is_settled = False
 
     def choose(self) -> int | None:

@@ -1,5 +1,6 @@
 """Trains a model of Flax's linen and keeps checkpoints by `flax.training.checkpoints`."""
 
+# ruff: noqa: T201 - it tells what it does
 import hashlib
 import sys
 

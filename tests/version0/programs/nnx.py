@@ -1,5 +1,6 @@
 """Trains a model of Flax's nnx; its state is saved by a `CheckpointManager`."""
 
+# ruff: noqa: T201 - it tells what it does
 import hashlib
 import sys
 

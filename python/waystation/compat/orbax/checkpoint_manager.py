@@ -47,7 +47,7 @@ from waystation.coordination import jax_preemption
 from waystation.training import opening, root_metadata
 from waystation.training import preservation_policies as preserve
 from waystation.training import save_decision_policies as decide
-from waystation.training.checkpointer import Checkpointer
+from waystation.training.checkpointer import Checkpointer as Sequencer
 from waystation.training.logger import StandardLogger
 from waystation.training.place import Place
 from waystation.training.preservation_policies import PreservationContext, PreservationPolicy
@@ -113,8 +113,8 @@ class CheckpointManagerOptions:
         prevent_write_metrics: Do not write metrics; they count in this program.
         enable_should_save_is_saving_in_progress_check: If False, policies are told that no save is running.
         enable_per_process_directory_creation: Has no effect; needs `primary_host` to be None.
-        lightweight_initialize: Do not read the metrics and times of checkpoints at first, where no option needs
-            them.
+        lightweight_initialize: Do not read the metrics and times of checkpoints at first, where no option
+            needs them.
     """
 
     save_interval_steps: int = 1
@@ -314,7 +314,7 @@ class _Seen:
         return [info.step not in self._gone for info in checkpoints]
 
 
-class _Core(Checkpointer):
+class _Core(Sequencer):
     """The checkpoints of one manager, by the core."""
 
     def __init__(self, directory: str, seen: _Seen, **options: Any) -> None:

@@ -362,7 +362,7 @@ class FileChecksums:
         return [self._known[path] for path, _ in files]
 
     def _blocks_of_whole(self, path: str, nbytes: int) -> bytes:
-        """The block checksums of a file that is vouched for as a whole: the handler of a tree has written it."""
+        """The block checksums of a file that is vouched for as a whole, as those of handlers are."""
         content = _read_range(path, self._root_of_files, 0, nbytes)
         self.check(path, content)
         return SummedFile.of(path, content).blocks
