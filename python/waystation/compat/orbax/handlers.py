@@ -285,7 +285,7 @@ class BasePyTreeCheckpointHandler(PyTreeCheckpointHandler):
             None,
             save_concurrent_bytes,
             restore_concurrent_bytes,
-            transfer if isinstance(transfer, int) else given.transfer_bytes,
+            transfer if isinstance(transfer, int) else given.transfer_concurrent_bytes,
         )
 
     def get_param_names(self, item: Any) -> Any:
@@ -322,8 +322,8 @@ class StandardCheckpointHandler(_TreeHandler):
             use_ocdbt,
             support_rich_types=pytree_metadata_options is not None
             and pytree_metadata_options.support_rich_types,
-            write_bytes=None if save_concurrent_gb == 96 else _bytes_of(save_concurrent_gb),
-            read_bytes=None if restore_concurrent_gb == 96 else _bytes_of(restore_concurrent_gb),
+            write_concurrent_bytes=None if save_concurrent_gb == 96 else _bytes_of(save_concurrent_gb),
+            read_concurrent_bytes=None if restore_concurrent_gb == 96 else _bytes_of(restore_concurrent_gb),
         )
         self._multiprocessing = multiprocessing_options
 

@@ -115,9 +115,9 @@ class TreeOptions:
         use_compression: Compressed.
         support_rich_types: With tuples and named tuples.
         target_file_bytes: How large a data file may become; None for Orbax's default.
-        write_bytes: How much is written at a time; None for no bound.
-        read_bytes: How much is read at a time.
-        transfer_bytes: How much is copied from devices at a time.
+        write_concurrent_bytes: How much is written at a time; None for no bound.
+        read_concurrent_bytes: How much is read at a time.
+        transfer_concurrent_bytes: How much is copied from devices at a time.
     """
 
     use_ocdbt: bool = True
@@ -125,9 +125,9 @@ class TreeOptions:
     use_compression: bool = True
     support_rich_types: bool = False
     target_file_bytes: int | None = None
-    write_bytes: int | None = None
-    read_bytes: int | None = None
-    transfer_bytes: int | None = None
+    write_concurrent_bytes: int | None = None
+    read_concurrent_bytes: int | None = None
+    transfer_concurrent_bytes: int | None = None
 
     def apply(self, context: Context) -> None:
         """Sets the options of a context."""
@@ -139,11 +139,8 @@ class TreeOptions:
             saving.ocdbt_target_data_file_size = self.target_file_bytes
         kept = context.pytree.saving.pytree_metadata_options
         context.pytree.saving.pytree_metadata_options = type(kept)(support_rich_types=self.support_rich_types)
-        for name, nbytes in (
-            ("write_concurrent_bytes", self.write_bytes),
-            ("read_concurrent_bytes", self.read_bytes),
-            ("transfer_concurrent_bytes", self.transfer_bytes),
-        ):
+        for name in ("write_concurrent_bytes", "read_concurrent_bytes", "transfer_concurrent_bytes"):
+            nbytes = getattr(self, name)
             if nbytes is not None:
                 setattr(memory, name, nbytes)
 
