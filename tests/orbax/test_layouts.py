@@ -176,6 +176,14 @@ def test_what_is_nothing_is_no_checkpoint(tmp_path: Path) -> None:
         oracle.ours(tmp_path / "absent")
 
 
+def test_a_directory_with_the_name_of_the_indicator_indicates_nothing(tmp_path: Path) -> None:
+    """Orbax's indicator is a file; a run may keep its checkpoints in a directory of that name."""
+    for name in ("orbax.checkpoint/0", "beside"):
+        waystation.save(tmp_path / name, STATE)
+        oracle.assert_same(waystation.load(tmp_path / name), STATE)
+    assert not waystation.is_checkpoint(tmp_path)
+
+
 def test_metadata_say_when_and_what(tmp_path: Path) -> None:
     v1.save(tmp_path / "c", STATE, custom_metadata={"mine": [1, None]})
     theirs, ours = v1.metadata(tmp_path / "c"), waystation.metadata(tmp_path / "c")

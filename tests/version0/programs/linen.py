@@ -43,7 +43,8 @@ for step in range(int(state.step), steps):
     checkpoints.save_checkpoint(directory, state, int(state.step), keep=2, overwrite=True)
     print("step", int(state.step), flush=True)
 
-leaves = jax.tree.leaves((state.params, state.opt_state, state.step))
+# A restored step is a number and a trained one an array, whose bytes differ where their value does not.
+leaves = jax.tree.leaves((state.params, state.opt_state, jnp.int32(state.step)))
 print(
     "digest", hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in leaves)).hexdigest(), flush=True
 )

@@ -210,7 +210,9 @@ def _read(path: str, root: storage.Root | None) -> bytes | None:
 
 
 def _has(directory: str, name: str, root: storage.Root | None = None) -> bool:
-    return storage.is_there(os.path.join(directory, name), root)
+    found = storage.status(os.path.join(directory, name), root, follow_links=False)
+    # A directory called `orbax.checkpoint` is a user's own, such as one that holds the checkpoints of a run.
+    return found is not None and not (name == names.INDICATOR and found.kind == "directory")
 
 
 def _below(path: str, root: storage.Root | None = None) -> Sequence[str]:
