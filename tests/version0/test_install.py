@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any
 
+import orbax.checkpoint as theirs
 import pytest
 from tests.support.programs import running
 
 import waystation.compat.orbax
 from waystation.errors import InvalidInput
+from waystation.storage import names
+from waystation.storage.attempts import new_attempt_id
 
 
 def test_what_is_imported_already_is_not_replaced() -> None:
@@ -41,3 +45,12 @@ def test_the_programs_own_imports_give_this_package(tmp_path: Any) -> None:
         "refused": "ModuleNotFoundError",
         "spec": "waystation.compat.orbax.args",
     }
+
+
+def test_programs_pass_over_what_killed_saves_have_left(tmp_path: Path) -> None:
+    """flax looks for the newest checkpoint by name, and passes over what has the suffix of the package."""
+    suffix = waystation.compat.orbax.utils.TMP_DIR_SUFFIX
+    assert suffix in theirs.utils.TMP_DIR_SUFFIX
+    assert suffix in names.attempt("checkpoint_4", new_attempt_id())
+    left = waystation.compat.orbax.test_utils.save_fake_tmp_dir(tmp_path, 4, "default")
+    assert theirs.utils.is_tmp_checkpoint(left.parent)

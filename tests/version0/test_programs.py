@@ -42,6 +42,7 @@ def started(script: Path, run_directory: Path, directory: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", ["linen", "nnx", "composite"])
+@pytest.mark.share(3)
 def test_a_program_is_killed_and_ends_with_the_same_bits(name: str, tmp_path: Path) -> None:
     with started(PROGRAMS / f"{name}.py", tmp_path / "theirs", tmp_path) as programs:
         expected = digest_of(programs)

@@ -158,6 +158,7 @@ def test_every_option_is_tried() -> None:
 @pytest.mark.parametrize(
     ("name", "number"), [(name, number) for name, values in VALUES.items() for number in range(len(values))]
 )
+@pytest.mark.share(2)
 def test_options_take_what_those_of_orbax_take(name: str, number: int, tmp_path: Path) -> None:
     given = {name: VALUES[name][number]}
     outcomes = []

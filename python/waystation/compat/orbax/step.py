@@ -30,7 +30,9 @@ __all__ = [
     "tmp_checkpoints",
 ]
 
-TMP_DIR_SUFFIX = ".orbax-checkpoint-tmp"
+# What programs look for in names that they pass over, as flax does. What killed saves have left has it in its
+# name: with Orbax (`.orbax-checkpoint-tmp`), and with Waystation.
+TMP_DIR_SUFFIX = "-tmp"
 PathLike = str | os.PathLike[str]
 
 

@@ -13,7 +13,6 @@ from waystation.compat.orbax.args import CheckpointArgs, register_with_handler
 from waystation.compat.orbax.future import Future
 from waystation.compat.orbax.handlers import AsyncCheckpointHandler, PyTreeCheckpointHandler
 from waystation.compat.orbax.multihost import sync_global_processes
-from waystation.compat.orbax.step import TMP_DIR_SUFFIX
 from waystation.compat.orbax.utils import is_empty_or_leaf as is_leaf
 from waystation.frameworks import jax_version0 as jax
 
@@ -38,6 +37,8 @@ __all__ = [
     "setup_sharded_pytree",
     "sync_global_processes",
 ]
+
+_TMP_OF_ORBAX = ".orbax-checkpoint-tmp"
 
 
 def erase_and_create_empty(directory: str | os.PathLike[str]) -> Any:
@@ -69,8 +70,8 @@ def save_fake_tmp_dir(
     step_prefix: str | None = None,
 ) -> Any:
     """Makes what a save of Orbax leaves that is interrupted."""
-    name = f"{'' if step_prefix is None else step_prefix + '_'}{step}{TMP_DIR_SUFFIX}"
-    path = os.path.join(storage.located(directory), name, f"{item}{TMP_DIR_SUFFIX}")
+    name = f"{'' if step_prefix is None else step_prefix + '_'}{step}{_TMP_OF_ORBAX}"
+    path = os.path.join(storage.located(directory), name, f"{item}{_TMP_OF_ORBAX}")
     for own in ("", *(subdirs or ())):
         storage.make_directory(os.path.join(path, own), parents=True)
     return storage.as_path(path)
