@@ -81,6 +81,8 @@ def test_a_program_of_two_processes_saves_and_loads_under_a_throttle(
     assert not (tmp_path / "work").exists()
 
 
+@pytest.mark.long
+@only_long
 def test_a_load_that_fails_makes_a_run_fail(tmp_path: Path) -> None:
     saving = request_of(tmp_path / "checkpoint", mesh=(1, 2, 1), devices=2, processes=1)
     assert programs.run(saving, tmp_path / "work", TIMEOUT_S)["status"] == "ok"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.support import simulated_driver
+from tests.support.long import only_long
 
 from benchmarks import gpu, gpu_worker, states
 from waystation import _native
@@ -51,6 +52,8 @@ def test_a_system_that_is_not_here_is_missing_with_its_reason(tmp_path: Path) ->
         gpu_worker.run("waystation-torch", tmp_path / "file", "cached", [], check=True)
 
 
+@pytest.mark.long
+@only_long
 def test_the_limits_are_measured_by_the_driver_itself(tmp_path: Path) -> None:
     if _native.devices():
         pytest.skip("this machine has a CUDA device")

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks.scale_job import LAYERS, Job
+from tests.support.long import only_long
 
 from benchmarks import scale, scale_stages
 from waystation import grid
@@ -20,6 +21,8 @@ def test_parts_are_those_of_the_planner() -> None:
     assert len(list(job.parts())) == 48
 
 
+@pytest.mark.long
+@only_long
 def test_the_arrays_of_a_job_are_covered_once() -> None:
     job = Job(128)
     merged = merge.merge(list(job.parts()), job.sources, job.labels)

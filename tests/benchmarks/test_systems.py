@@ -54,6 +54,7 @@ def work(*requests: Request) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", [name for name in PURE if SYSTEMS[name].save_ways])
+@pytest.mark.share(3)
 def test_what_a_system_saves_it_loads_byte_for_byte(name: str, tmp_path: Path) -> None:
     loads = [request(tmp_path, name, "load-warm", way) for way in SYSTEMS[name].load_ways]
     saved, *loaded = work(request(tmp_path, name, "save"), *loads)

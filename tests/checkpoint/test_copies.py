@@ -165,6 +165,7 @@ def test_an_overwrite_replaces_what_is_there_once_the_copy_is_whole(places: tupl
 
 @EVERY_PAIR
 @pytest.mark.parametrize("lost", [None, "its record", "an earlier record"])
+@pytest.mark.share(3)
 def test_an_overwrite_repairs_what_is_damaged(
     places: tuple[AnyPath, AnyPath], lost: str | None, tmp_path: Path
 ) -> None:

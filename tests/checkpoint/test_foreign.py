@@ -127,6 +127,7 @@ def test_damage_and_unknown_files_are_not_taken_for_others(tmp_path: Path) -> No
         ("doctor", "s3://bucket/run", "this is a URL"),
     ],
 )
+@pytest.mark.share(3)
 def test_the_command_line_refuses_urls(tmp_path: Path, command: str, url: str, told: str) -> None:
     done = subprocess.run([SCRIPT, command, url], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -59,6 +59,7 @@ def random_tensor(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torc
 
 @pytest.mark.usefixtures("context")
 @pytest.mark.parametrize("name", sorted(torch_memory._BY_NAME))
+@pytest.mark.share(3)
 def test_every_dtype_of_torch(tmp_path: Path, name: str) -> None:
     dtype = torch_memory.torch_dtype(name)
     saved = {str(shape): random_tensor(shape, dtype, 1) for shape in ((), (3,), (40, 50), (0, 3))}

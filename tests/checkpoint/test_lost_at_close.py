@@ -137,6 +137,7 @@ def test_a_part_of_which_a_file_is_lost_is_none(pattern: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("layout", "pattern"), [("native", "p00000-*"), ("native", "p00001-*"), ("zarr", "c.1.0"), ("ocdbt", "*")]
 )
+@pytest.mark.share(2)
 def test_a_file_of_any_process_that_is_lost_fails_the_save_of_all(
     layout: str, pattern: str, tmp_path: Path
 ) -> None:

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from tests.checkpoint import load_peak
 from tests.checkpoint.save_peak import ARRAYS
-from tests.support.long import amount
+from tests.support.long import amount, only_long
 from tests.support.peaks import in_own_process
 
 import waystation
@@ -154,6 +154,8 @@ def expected_of(values: np.ndarray[Any, Any], shape: Sequence[int], dtype: Any) 
 @settings(max_examples=amount(60))
 @given(arrays=st.lists(wanted_arrays(), min_size=1, max_size=5), limit=st.sampled_from([1, 100_000, 10**9]))
 @pytest.mark.usefixtures("all_staged", "tiny_groups")
+@pytest.mark.long
+@only_long
 def test_staged_arrays_are_those_of_an_unbounded_load(
     arrays: list[tuple[np.ndarray[Any, Any], Any]], limit: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -134,6 +134,7 @@ print("right")
 
 
 @pytest.mark.parametrize("call", ["save_async", "load_async", "load_checkpointables_async", "delete_async"])
+@pytest.mark.share(2)
 def test_what_cannot_go_to_the_background_is_refused_and_nothing_waits_for_it(
     call: str, tmp_path: Path
 ) -> None:

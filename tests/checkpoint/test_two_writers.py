@@ -46,6 +46,7 @@ def test_a_checkpoint_is_whole_beside_and_after_them(tmp_path: Path, calls: list
 
 
 @pytest.mark.parametrize("call", ["overwrite", "overwrite in place"])
+@pytest.mark.share(2)
 def test_one_of_two_that_overwrite_is_killed(tmp_path: Path, call: str) -> None:
     path = tmp_path / "same"
     ws.save(path, {"number": 0, "values": [0]})

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 from tests.checkpoint import save_peak
-from tests.support.long import amount
+from tests.support.long import amount, only_long
 from tests.support.peaks import in_own_process
 
 import waystation
@@ -60,6 +60,7 @@ def test_saving_many_arrays_of_4_mb_under_5_mib(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["jax", "numpy", "torch"])
+@pytest.mark.share(3)
 def test_saving_many_arrays_of_4_mb_in_the_background_under_5_mib(tmp_path: Path, kind: str) -> None:
     assert extra_bytes(tmp_path / "bounded", kind, "save_async", 5 * MIB) < 5 * MIB + SLACK_BYTES
 
@@ -69,6 +70,8 @@ def test_an_array_larger_than_the_bound_goes_in_pieces(tmp_path: Path, mode: str
     assert extra_bytes(tmp_path / "bounded", "numpy-one", mode, 4 * MIB) < 4 * MIB + SLACK_BYTES
 
 
+@pytest.mark.long
+@only_long
 def test_without_a_bound_it_takes_more(tmp_path: Path) -> None:
     assert extra_bytes(tmp_path / "saved", "numpy-one", "save", None) > 12 * MIB
     assert extra_bytes(tmp_path / "copied", "numpy-one", "save_async", None) > 128 * MIB

@@ -47,6 +47,7 @@ def test_it_becomes_the_program() -> None:
 @pytest.mark.parametrize(
     "form", [["--directory", "{}"], ["--directory={}"], ["--allow-disk", "--directory={}"]]
 )
+@pytest.mark.share(3)
 def test_without_a_store_nothing_is_discarded_and_nothing_made(form: list[str], script) -> None:
     with memory_directory() as parent:
         (parent / "empty").mkdir(mode=0o700)

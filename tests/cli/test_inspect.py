@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
+from tests.support.long import only_long
 
 import waystation
 
@@ -94,6 +96,8 @@ def test_names_from_a_file_cannot_control_the_terminal(tmp_path: Path, run) -> N
     assert "'[bold]x'" in out
 
 
+@pytest.mark.long
+@only_long
 def test_a_tree_deeper_than_any_stack(tmp_path: Path, run) -> None:
     state: dict[str, object] = {"leaf": 1}
     for _ in range(1500):

@@ -193,6 +193,7 @@ time.sleep(600)
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
 )
+@pytest.mark.share(3)
 def test_signals_are_passed_on(number: signal.Signals, code: int, tmp_path: Path) -> None:
     with launched("-n", "2", "--json", "--", *program(tmp_path, WAIT), str(tmp_path)) as process:
         ids = process_ids(tmp_path, 2)

@@ -221,6 +221,7 @@ def test_a_second_launch_is_refused_while_the_first_one_lives(store: Path, tmp_p
         (["--agent", "{store}/a/b", "--agent-memory", "64MiB"], "'{store}/a/b"),
     ],
 )
+@pytest.mark.share(2)
 def test_what_makes_no_sense_is_refused(
     store: Path, tmp_path: Path, arguments: list[str], message: str
 ) -> None:

@@ -65,6 +65,7 @@ def launch(framework: str, victim: int, tmp_path: Path) -> tuple[dict[str, Any],
 
 
 @pytest.mark.parametrize("framework", ["jax", "torch"])
+@pytest.mark.share(2)
 def test_a_program_that_ends_well(framework: str, tmp_path: Path) -> None:
     document, _ = launch(framework, -1, tmp_path)
     assert [process["exit_code"] for process in document["processes"]] == [0, 0, 0]
@@ -75,6 +76,7 @@ VICTIMS = [("jax", 0), ("torch", 1)]
 
 @pytest.mark.long
 @pytest.mark.parametrize(("framework", "victim"), VICTIMS + ([("jax", 1), ("torch", 0)] if IS_LONG else []))
+@pytest.mark.share(2)
 def test_the_victim_is_named(framework: str, victim: int, tmp_path: Path) -> None:
     document, err = launch(framework, victim, tmp_path)
     processes = document["processes"]

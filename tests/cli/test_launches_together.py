@@ -140,6 +140,7 @@ def test_all_start_again_when_one_process_is_killed(launches: Launches, tmp_path
 
 
 @pytest.mark.parametrize("victim", ["b", "a"], ids=["a-member", "the-first-host"])
+@pytest.mark.share(2)
 def test_all_wait_for_a_launch_that_was_killed(launches: Launches, tmp_path: Path, victim: str) -> None:
     for host in HOSTS:
         launches.start(host)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from tests.support import programs, s3
+from tests.support.long import only_long
 from tests.support.web import site
 
 import waystation
@@ -184,6 +185,8 @@ def killed(place: s3.Bucket) -> Callable[[str], None]:
     return kill_at
 
 
+@pytest.mark.long
+@only_long
 def test_what_killed_saves_left_is_removed_once_their_leases_have_run_out(
     place: s3.Bucket,
     run_of_two: str,

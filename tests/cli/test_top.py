@@ -183,6 +183,7 @@ def test_all_agents_of_a_file_and_one_that_is_gone(tmp_path: Path, script, agent
         (("--hosts", "none"), "No such file"),
     ],
 )
+@pytest.mark.share(2)
 def test_what_is_wrong_is_said(tmp_path: Path, script, arguments: tuple[str, ...], message: str) -> None:
     (tmp_path / "hosts").write_text('{"name": "a"}')
     outcome = script("top", "--once", *arguments)

@@ -88,6 +88,7 @@ def test_what_cannot_be_is_refused(cell: Cell, place: Place) -> None:
 
 
 @pytest.mark.parametrize("cell", WORKING, ids=str)
+@pytest.mark.share(2)
 def test_what_is_saved_is_loaded_replaced_and_deleted(cell: Cell, place: Place) -> None:
     place.save(1, 1)
     place.save(2, 2)
@@ -106,6 +107,7 @@ def test_what_is_saved_is_loaded_replaced_and_deleted(cell: Cell, place: Place) 
 
 @pytest.mark.long
 @cells("call", "run")
+@pytest.mark.share(2)
 def test_deletions_in_any_order_leave_the_others_and_nothing_else(cell: Cell, place: Place) -> None:
     orders = list(itertools.permutations((1, 2, 3)))
     for order in orders if IS_LONG else orders[3:4]:
@@ -121,6 +123,7 @@ def test_deletions_in_any_order_leave_the_others_and_nothing_else(cell: Cell, pl
 
 @pytest.mark.long
 @cells("call", "run", "remote")
+@pytest.mark.share(2)
 def test_killed_before_any_step_a_save_is_whole_or_invisible(cell: Cell, place: Place) -> None:
     if not cell.is_in_store and not system_calls.SUPPORTED:
         pytest.skip("the tracer knows the system calls of x86-64 Linux only")
@@ -139,6 +142,7 @@ def test_killed_before_any_step_a_save_is_whole_or_invisible(cell: Cell, place: 
 
 @pytest.mark.long
 @cells("call", "run")
+@pytest.mark.share(2)
 def test_of_two_writers_of_one_step_one_wins(cell: Cell, place: Place) -> None:
     barrier = threading.Barrier(2)
 
@@ -166,6 +170,7 @@ def test_of_two_writers_of_one_step_one_wins(cell: Cell, place: Place) -> None:
 
 @pytest.mark.long
 @cells("call", "run", "remote")
+@pytest.mark.share(2)
 def test_damage_is_told(cell: Cell, place: Place) -> None:
     place.save(1, 1)
     largest = max(place.files(1), key=lambda path: path.stat().st_size)

@@ -138,7 +138,7 @@ def test_what_json_cannot_hold_arrives_as_text() -> None:
     }
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("character", ["a", "\x00", "ß", "\U0001f600", "\udcff"])
 def test_the_largest_errors_fit_into_a_message(character: str) -> None:
     text = character * 1_000_000

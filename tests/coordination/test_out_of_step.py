@@ -47,6 +47,7 @@ def require_out_of_step(errors: list[Raised], *told: str) -> None:
         assert call in errors[0].message, errors[0].message
 
 
+@pytest.mark.share(3)
 def test_calls_that_open_other_numbers_of_sessions(seen: list[dict[str, Any]]) -> None:
     others = {2: "process 0", 3: "processes 0, 2"}[len(seen)]
     found = of(seen, "other_numbers_of_sessions")

@@ -42,6 +42,7 @@ def errors(seen: list[dict[str, Any]], case: str) -> list[Raised]:
     return found
 
 
+@pytest.mark.share(3)
 def test_rounds_decide_the_same_for_everybody(seen: list[dict[str, Any]]) -> None:
     count = len(seen)
     decision = b"+".join(b"%d" % index for index in range(count))

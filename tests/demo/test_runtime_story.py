@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.support.long import only_long
 from tests.support.warm_python import python
 
 from waystation_demo.runtime import Plan, run
@@ -34,6 +35,8 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, dict[str,
     return output, printed.getvalue(), report
 
 
+@pytest.mark.long
+@only_long
 def test_training_goes_on_from_its_last_save(told: tuple[Path, str, dict[str, Any]]) -> None:
     _, printed, report = told
     (resumed,) = report["resumed_from"]

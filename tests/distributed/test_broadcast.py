@@ -101,6 +101,7 @@ def test_every_bit_arrives(jax_found: tuple[Layout, list[dict[str, Any]]]) -> No
         assert [found["wrong"] for found in process["found"]] == [[]] * len(JAX_OPTIONS)
 
 
+@pytest.mark.share(2)
 def test_what_is_not_read_is_received(jax_found: tuple[Layout, list[dict[str, Any]]]) -> None:
     layout, values = jax_found
     for index, process in enumerate(values):

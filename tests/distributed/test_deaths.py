@@ -86,6 +86,7 @@ def steps_of(changes: list[str]) -> list[int]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("victim", [PRIMARY, OTHER], ids=["primary", "other"])
+@pytest.mark.share(2)
 def test_killed_before_each_change_of_the_disk(tmp_path: Path, victim: int) -> None:
     (tmp_path / "whole" / "checkpoints").mkdir(parents=True)
     killed, changes, ended = save_and_kill(tmp_path / "whole", victim, None)

@@ -26,6 +26,7 @@ def wait_for_step(programs: Programs, count: int, step: int) -> None:
 
 
 @pytest.mark.parametrize("victim", [0, 2], ids=["primary", "other"])
+@pytest.mark.share(2)
 def test_another_number_of_processes_goes_on_after_a_kill(tmp_path: Path, victim: int) -> None:
     root = tmp_path / "checkpoints"
     root.mkdir()

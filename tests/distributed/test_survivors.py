@@ -41,7 +41,7 @@ def _kill_in_a_save(victim: subprocess.Popen[str]) -> None:
     raise AssertionError("the process ended before it was killed")
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize(("victim", "ending"), [(1, "handled"), (2, "raised"), (2, "shut down")])
 def test_survivors_end_by_themselves(victim: int, ending: str, tmp_path: Path) -> None:
     with claimed_ports(1) as (port,):

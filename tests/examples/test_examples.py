@@ -74,6 +74,7 @@ def newest_step(directory: Path) -> int:
 
 
 @pytest.mark.parametrize("trainer", ["train_jax.py", "train_torch.py"])
+@pytest.mark.share(2)
 def test_a_killed_and_resumed_run_gives_the_losses_of_an_uninterrupted_one(
     trainer: str, tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ def losses(name: str, path: Path, steps: int) -> dict[int, float]:
     return {int(step): float(loss) for step, loss in re.findall(r"^step (\d+) loss (\S+)$", output, re.M)}
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_a_resumed_run_goes_on_where_it_was(name: str, tmp_path: Path) -> None:
     whole = losses(name, tmp_path / "whole", 6)

@@ -198,6 +198,7 @@ def check(source: LogicalDtype, target: LogicalDtype, value: Any, found: Any) ->
 
 @pytest.mark.long
 @pytest.mark.parametrize("source", REAL, ids=lambda logical: logical.name)
+@pytest.mark.share(2)
 def test_casts_of_real_numbers_are_equal_nearest_or_errors(source: LogicalDtype) -> None:
     values = distinct(np.concatenate([special_values(source), random_values(source)]))
     native = values.astype(values.dtype.newbyteorder("="))

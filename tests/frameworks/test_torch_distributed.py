@@ -40,6 +40,7 @@ def _run(count: int, directory: Path) -> list[dict[str, str | None]]:
     ("count", "name"),
     [(count, name) for count, cases in torch_program.CASES.items() for name in cases],
 )
+@pytest.mark.share(2)
 def test_in_processes(ended: Any, count: int, name: str) -> None:
     for rank, report in enumerate(ended(count)):
         failures = [text for text in report.values() if text]

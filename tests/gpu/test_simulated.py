@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.support import device_codec, simulated_driver
-from tests.support.long import IS_LONG
+from tests.support.long import IS_LONG, only_long
 
 from waystation import _native
 
@@ -44,6 +44,7 @@ def run(library: Path, *arguments: str, **settings: int | Path) -> subprocess.Co
 
 
 @pytest.mark.long
+@only_long
 def test_what_needs_no_framework_passes(library: Path) -> None:
     modules = [str(FOLDER / module) for module in MODULES]
     modules.append(f"{FOLDER / 'test_unchanged.py'}::test_blocks_of_device_memory_are_compared")

@@ -52,7 +52,7 @@ def assert_loaded(root: Path, agent: Agent, damage: object = None) -> None:
             assert fingerprint(checkpointer.load()) == fingerprint(state_of("numpy", STEPS))
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("part", DAMAGES)
 @pytest.mark.parametrize("which", ["own slot", "all slots"])
 def test_a_copy_that_is_damaged_comes_from_another_host(

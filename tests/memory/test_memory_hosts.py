@@ -24,7 +24,7 @@ import pytest
 from tests.memory import scenarios, trainers
 from tests.memory.scenarios import checkpointer_of, damage, fingerprint, state_of
 from tests.support.agents import Agent, memory_directory, running_agents, wait_until
-from tests.support.long import IS_LONG, amount
+from tests.support.long import IS_LONG, amount, only_long
 from tests.support.ports import claimed_ports
 from tests.support.programs import running
 from tests.support.warm_python import python
@@ -179,6 +179,8 @@ def test_an_agent_is_killed_under_three_launches(store: Path, tmp_path: Path) ->
     assert adoption["whole"] >= 1, "what it had kept is there again"
 
 
+@pytest.mark.long
+@only_long
 def test_what_no_memory_has_comes_from_the_disk_and_the_rest_from_memory(
     store: Path, tmp_path: Path, uninterrupted: Callable[[str], list[dict[int, str]]]
 ) -> None:
@@ -198,6 +200,7 @@ def agents() -> Iterator[list[Agent]]:
 
 
 @pytest.mark.parametrize("hosts", [[2], [2, 0, 1], [1, 2, 2, 0]], ids=["one", "three", "four"])
+@pytest.mark.share(3)
 def test_other_processes_on_other_hosts_take_it_up(
     agents: list[Agent], tmp_path: Path, hosts: list[int]
 ) -> None:

@@ -20,6 +20,7 @@ def agent() -> Iterator[Agent]:
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
+@pytest.mark.share(3)
 def test_a_trainer_is_killed_between_saves(agent: Agent, tmp_path: Path, framework: str) -> None:
     root = tmp_path / "run"
     begun = -1

@@ -33,6 +33,7 @@ def save(root: Path, agent: Agent, directory: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.share(3)
 def test_other_numbers_of_processes_load_to_other_shardings(
     agent: Agent, root: Path, tmp_path: Path, count: int
 ) -> None:
@@ -48,6 +49,7 @@ def test_other_numbers_of_processes_load_to_other_shardings(
 
 
 @pytest.mark.parametrize("damaged", [0, 1], ids=["shard-of-the-primary", "shard-of-the-other"])
+@pytest.mark.share(2)
 def test_all_pass_over_what_one_finds_damaged(agent: Agent, root: Path, tmp_path: Path, damaged: int) -> None:
     save(root, agent, tmp_path)
     client = _native.AgentClient(str(agent.directory))

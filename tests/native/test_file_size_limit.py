@@ -33,6 +33,7 @@ with context:
 
 
 @pytest.mark.parametrize("mode", ["chosen", "buffered", "direct-threads", "direct-ring"])
+@pytest.mark.share(2)
 def test_a_file_beyond_the_limit(tmp_path: Path, mode: str) -> None:
     path = tmp_path / "runs" / "checkpoint"
     waystation.save(path, {"x": np.full(1000, 1)})

@@ -199,6 +199,7 @@ def test_a_record_that_makes_no_sense_is_not_acted_upon(
     not system_calls.SUPPORTED, reason="the tracer knows the system calls of x86-64 Linux only"
 )
 @pytest.mark.parametrize("write", [by_us, without_metadata], ids=lambda write: write.__name__)
+@pytest.mark.share(2)
 def test_killed_at_every_step(write: Callable[[Path], Path], tmp_path: Path) -> None:
     """Whatever is left, genuine Orbax sees both checkpointables or one, whole; either library ends it."""
     path, walked = write(tmp_path / "checkpoint"), tmp_path / "walked"

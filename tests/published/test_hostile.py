@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from tests.published import models, readers
 from tests.published.corpus import CORPUS, SOUND, claims_of_much, many_tensors
 from tests.published.models import entry, raw_file
+from tests.support.long import only_long
 
 import waystation.safetensors
 from waystation import errors
@@ -122,6 +123,8 @@ def test_nothing_is_allocated_for_what_a_file_claims(tmp_path: Path) -> None:
         assert report["peak_bytes"] < 16 << 20, reader
 
 
+@pytest.mark.long
+@only_long
 def test_the_longest_header_is_held_once(tmp_path: Path) -> None:
     """100 MB of white space after the object are sound."""
     text = b"{}".ljust(100_000_000)
@@ -132,6 +135,8 @@ def test_the_longest_header_is_held_once(tmp_path: Path) -> None:
     assert report["peak_bytes"] < len(text) + (16 << 20)
 
 
+@pytest.mark.long
+@only_long
 def test_more_tensors_than_a_file_may_have(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(many_tensors((1 << 20) + 1))
@@ -140,6 +145,8 @@ def test_more_tensors_than_a_file_may_have(tmp_path: Path) -> None:
         waystation.safetensors.open(path)
 
 
+@pytest.mark.long
+@only_long
 def test_an_index_of_lists_in_lists_takes_no_memory(tmp_path: Path) -> None:
     """As objects of Python they would take twenty times as much as the text."""
     index = tmp_path / "model.safetensors.index.json"

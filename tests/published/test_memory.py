@@ -32,6 +32,7 @@ def measured(model: Path, kind: str, framework: str, dtype: str | None, limit: i
 
 @pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
+@pytest.mark.share(2)
 def test_a_load_takes_no_more_than_its_limit(model: Path, framework: str, dtype: str | None) -> None:
     held, extra = measured(model, "load", framework, dtype, 8 * MIB)
     assert held == 76 * MIB // (1 if dtype is None else 2)

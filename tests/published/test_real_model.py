@@ -40,6 +40,7 @@ def embeddings(model: Path, weights: Any, exp: Any, erf: Any) -> list[np.ndarray
 
 
 @pytest.mark.parametrize("mmap", [False, True])
+@pytest.mark.share(2)
 def test_torch(model: Path, mmap: bool) -> None:
     ours = load(model, framework="torch", mmap=mmap)
     theirs = safetensors.torch.load_file(model / "model.safetensors")
@@ -53,6 +54,7 @@ def test_torch(model: Path, mmap: bool) -> None:
 
 
 @pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.share(2)
 def test_jax(model: Path, sharded: bool) -> None:
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.long import only_long
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -97,6 +98,8 @@ def test_a_journey_is_the_files_whose_functions_run(tmp_path: Path) -> None:
     assert size.files_passed(module.answer, tmp_path) == ["pack/late.py"]
 
 
+@pytest.mark.long
+@only_long
 def test_the_command_prints_a_table_of_the_packages() -> None:
     command = [sys.executable, ROOT / "tools" / "size.py", "--no-calls"]
     lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()

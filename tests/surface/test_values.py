@@ -180,6 +180,7 @@ def _use(library: Any, directory: Path, prepare: Callable[[Any], None]) -> Excep
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::RuntimeWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(("name", "number"), CASES, ids=str)
+@pytest.mark.share(2)
 def test_what_orbax_takes_is_taken_and_works(name: str, number: int, tmp_path: Path) -> None:
     annotation = OPTIONS[name]
     if any(name == refused and number_of(value()) == number for refused, value, _ in REFUSED):

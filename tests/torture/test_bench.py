@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.disks import in_memory
-from tests.support.long import IS_LONG
+from tests.support.long import IS_LONG, only_long
 from torture.bench import cells
 from torture.faults.agents import DamagedSlots
 from torture.operations import OLD
@@ -51,7 +51,7 @@ def faults_of(system: str) -> list[str]:
     return FAULTS[SYSTEMS.index(system) % 3 :: 3]
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_no_fault_loses_or_changes_anything(system: str, tmp_path: Path) -> None:
     journal = tmp_path / "journal.jsonl"
@@ -90,6 +90,8 @@ def test_a_disk_after_a_power_cut_has_one_of_both_versions(tmp_path: Path) -> No
     assert sum(run.count for run in Journal(journal).runs()) > 500
 
 
+@pytest.mark.long
+@only_long
 def test_what_others_lose_is_found(tmp_path: Path) -> None:
     """Genuine Orbax removes what it overwrites before it has the new: the judge has to see that."""
     journal = tmp_path / "journal.jsonl"
@@ -97,6 +99,8 @@ def test_what_others_lose_is_found(tmp_path: Path) -> None:
     assert Outcome.LOST in [run.outcome for run in Journal(journal).runs()]
 
 
+@pytest.mark.long
+@only_long
 def test_a_run_is_the_same_when_it_is_made_again(tmp_path: Path) -> None:
     replay = "replay", "waystation-direct", "kill/overwrite", 61
     first, again = torture(*replay), torture(*replay)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from tests.support import programs, s3
 from tests.support.leases import require_never_both
-from tests.support.long import IS_LONG
+from tests.support.long import IS_LONG, only_long
 from tests.support.places import names_in, on_this_machine
 from tests.support.programs import running
 from tests.training import sequences, store_programs
@@ -472,6 +472,8 @@ def test_leases_in_one_store_are_renewed_by_one_thread(
     assert bucket.names() == []
 
 
+@pytest.mark.long
+@only_long
 def test_many_steps_are_collected_side_by_side(bucket: s3.Bucket, root: Location) -> None:
     """One after the other they would take a minute and more."""
     count = 40

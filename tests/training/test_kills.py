@@ -29,6 +29,7 @@ def test_killed_before_each_change_of_a_save_and_its_collection(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("victim", [0, 1], ids=["primary", "other"])
+@pytest.mark.share(2)
 def test_a_program_of_several_processes_is_killed_and_goes_on(tmp_path: Path, victim: int) -> None:
     root = tmp_path / "run"
     newest = 0

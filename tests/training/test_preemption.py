@@ -47,6 +47,7 @@ def test_a_program_saves_when_the_scheduler_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("told", [0, 1], ids=["primary", "other"])
 @pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.share(2)
 def test_all_processes_save_the_same_step_when_one_is_told(tmp_path: Path, framework: str, told: int) -> None:
     """JAX spreads the notice itself; other programs ask for it."""
     root = tmp_path / "run"

@@ -41,7 +41,7 @@ def test_saves_in_flight_may_end_in_any_order(tmp_path: Path, framework: str) ->
     assert sorted(path.name for path in root.iterdir() if path.name.isdigit()) == ["1", "2"]
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("of", [0, 1], ids=["file-of-the-primary", "file-of-the-other"])
 def test_all_pass_over_what_one_finds_damaged(tmp_path: Path, framework: str, of: int) -> None:
@@ -72,7 +72,7 @@ def flip(file: Path) -> None:
     file.write_bytes(content)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("checkpointables", [False, True], ids=["state", "checkpointables"])
 def test_all_pass_over_damage_in_the_background_too(

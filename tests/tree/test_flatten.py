@@ -108,6 +108,7 @@ def test_another_number_of_leaves_is_refused(count):
 
 
 @pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.share(2)
 def test_trees_a_hundred_thousand_deep(width):
     depth = 100_000
     tree = "end"

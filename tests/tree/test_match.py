@@ -3,6 +3,7 @@ from collections import OrderedDict, namedtuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.long import only_long
 from tests.tree.strategies import trees
 
 from waystation.tree import (
@@ -145,6 +146,8 @@ def test_a_long_difference_is_cut_and_counted(limit):
     assert lines[-1] == f"  … and {25 - limit} more differences"
 
 
+@pytest.mark.long
+@only_long
 def test_deep_trees_match():
     def nested(innermost, pair):
         tree = innermost

@@ -39,6 +39,7 @@ if sys.argv[1] == "closed":
 
 @pytest.mark.long
 @pytest.mark.parametrize(("how", "status"), [("end", 0), ("raise", 1), ("closed", 0)])
+@pytest.mark.share(3)
 def test_a_program_that_ends_while_calls_run_ends_as_it_says(tmp_path: Path, how: str, status: int) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

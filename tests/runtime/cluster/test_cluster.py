@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.runtime.cluster.driving import HANDLES, WAIT_S, Slice, program, wait_until
+from tests.support.long import only_long
 
 from waystation.errors import Conflict, InvalidInput, Unavailable
 from waystation.runtime.cluster import Cluster, Island, IslandState, connect
@@ -58,6 +59,8 @@ def is_gone(process_id: int) -> bool:
 
 
 @pytest.mark.timeout(900)  # on a busy machine each of a dozen processes takes long to start
+@pytest.mark.long
+@only_long
 def test_islands_live_and_die_on_the_cluster_of_another_program() -> None:
     """The cluster is that of a program in another process, which is killed in the end."""
     with program() as (controller, said):

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from tests.runtime.cluster.driving import manager_of, visiting
+from tests.support.long import only_long
 
 from waystation.errors import Unavailable
 from waystation.runtime.cluster import connect, connecting
@@ -17,6 +18,8 @@ pytestmark = pytest.mark.skipif(sys.version_info < (3, 12), reason="the runtime 
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
+@only_long
 def test_the_last_cluster_to_close_ends_the_connection_to_ray(address: str) -> None:
     import ray
 

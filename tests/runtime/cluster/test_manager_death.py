@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.runtime.cluster.driving import WAIT_S, Slice, wait_until
+from tests.support.long import only_long
 
 from waystation.errors import Unavailable
 from waystation.runtime.cluster import ClusterBackend, connect, connecting
@@ -72,6 +73,8 @@ def test_the_death_of_the_manager_is_told_and_stays_in_its_log(
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
+@only_long
 def test_a_manager_that_dies_once_it_has_let_a_program_in_is_told_with_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
