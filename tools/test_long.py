@@ -56,6 +56,10 @@ def parts(processes: str) -> list[Part]:
         Part("every order of threads at a slot", (*agent, "--lib", "--features=loom", "slots::hold")),
         Part("random geometries of reads", (*RELEASE_TEST, "-p", "waystation-io", "--lib", "geometr")),
         Part(
+            "random files written",
+            (*RELEASE_TEST, "-p", "waystation-io", "--test", "engine", "naive_reference"),
+        ),
+        Part(
             "waystation-format and waystation-io with the address sanitizer",
             (*asan, "-p", "waystation-format", "-p", "waystation-io", "--lib", "--tests"),
             ASAN,

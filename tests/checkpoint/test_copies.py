@@ -339,6 +339,7 @@ def test_an_interrupted_copy_leaves_what_the_next_one_takes(
 
 
 @EVERY_PAIR
+@pytest.mark.share(2)
 def test_of_two_copies_at_once_one_wins_and_the_other_leaves_nothing(places: tuple[AnyPath, AnyPath]) -> None:
     source = places[0] / "a"
     save(source, 1)

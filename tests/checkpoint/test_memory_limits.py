@@ -70,6 +70,8 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.long
+@only_long
 def test_many_arrays_of_4_mb_under_5_mib(many: Path) -> None:
     assert extra_bytes(many, "as_saved", 5 * MIB) < 5 * MIB + SLACK_BYTES
     assert extra_bytes(many, "as_saved", None) > ARRAYS * 3 * MIB

@@ -146,7 +146,7 @@ READS: dict[str, Callable[[Path], None]] = {
 _OF_ORBAX = ("load", "load in the background", "metadata", "compare", "export")
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(5)
 @pytest.mark.parametrize("way", ["swap", "in place"])
 @pytest.mark.parametrize("read", READS)
 def test_what_is_read_beside_overwrites_is_one_version(tmp_path: Path, read: str, way: str) -> None:

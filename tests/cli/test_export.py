@@ -12,6 +12,7 @@ import safetensors
 import safetensors.numpy
 import safetensors.torch
 import torch
+from tests.support.long import only_long
 
 import waystation
 
@@ -109,6 +110,8 @@ def test_npz(saved: Path, state: dict[str, Any], tmp_path: Path, script) -> None
         assert_same({name + ".npy" * (name == "a/b"): found[name] for name in found.files}, expected)
 
 
+@pytest.mark.long
+@only_long
 def test_an_array_larger_than_what_is_held_in_memory(tmp_path: Path, run) -> None:
     large = np.arange(11 << 20, dtype=np.float32).reshape(11, -1)
     waystation.save(tmp_path / "c", {"large": large, "small": np.arange(3)})

@@ -54,6 +54,7 @@ def test_rounds_decide_the_same_for_everybody(seen: list[dict[str, Any]]) -> Non
         assert gathered == ([b"%d" % process for process in range(count)] if index == 0 else None)
 
 
+@pytest.mark.share(3)
 def test_any_process_can_be_the_primary(seen: list[dict[str, Any]]) -> None:
     last = len(seen) - 1
     for index, (is_primary, gathered, decided) in enumerate(of(seen, "other_primary")):

@@ -46,6 +46,8 @@ def test_training_goes_on_from_its_last_save(told: tuple[Path, str, dict[str, An
     assert len(report["losses"]) == PLAN.steps
 
 
+@pytest.mark.long
+@only_long
 def test_what_is_left_can_be_looked_at(told: tuple[Path, str, dict[str, Any]]) -> None:
     output, _, report = told
     assert json.loads((output / "waystation-demo.json").read_text()) == report

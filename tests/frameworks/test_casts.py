@@ -18,7 +18,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.support.long import amount
+from tests.support.long import amount, only_long
 
 from waystation._errors import InvalidInput, LossyCast
 from waystation.frameworks import casts, dtypes
@@ -212,6 +212,8 @@ def test_casts_of_real_numbers_are_equal_nearest_or_errors(source: LogicalDtype)
                 assert together is None or same(together[number], found[0])
 
 
+@pytest.mark.long
+@only_long
 def test_what_is_held_is_never_refused() -> None:
     """A value that the wanted dtype has, or lies between two of its values, is cast."""
     for source, target in itertools.product(REAL, REAL):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.support import device_codec, simulated_driver
+from tests.support.long import only_long
 
 from waystation import _native
 
@@ -125,6 +126,8 @@ def test_a_library_that_does_not_work_is_not_used(
     assert found["reasons"] == [found["problem"]]
 
 
+@pytest.mark.long
+@only_long
 def test_without_a_library_files_go_through_host_memory(
     model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -146,6 +146,8 @@ def test_what_is_killed_is_gone_on_from(
         assert "the agent of host-1 has ended and is started again" in done.stderr
 
 
+@pytest.mark.long
+@only_long
 def test_an_agent_is_killed_under_three_launches(store: Path, tmp_path: Path) -> None:
     steps = KILLED_AT + 4
     names = [f"host-{index}" for index in range(HOSTS)]

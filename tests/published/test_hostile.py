@@ -115,6 +115,8 @@ def claimed(names: str, *paths: Path) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.long
+@only_long
 def test_nothing_is_allocated_for_what_a_file_claims(tmp_path: Path) -> None:
     """In a process that may have little memory more, and holds hardly any more at its peak."""
     paths = claims_of_much(tmp_path)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from tests.support import programs, s3
+from tests.support.long import only_long
 from tests.support.s3 import PASS, STUCK, Bucket, bucket, proxy
 
 import waystation
@@ -163,6 +164,8 @@ def test_what_is_damaged_is_fetched_again(place: Bucket, cache: Path) -> None:
     assert found[2].bytes_read == 0
 
 
+@pytest.mark.long
+@only_long
 def test_it_has_no_more_than_it_may(place: Bucket, cache: Path) -> None:
     most = 3 * BLOCK
     context, found = cached(place.endpoint, cache, most)

@@ -370,6 +370,7 @@ def delete_at(endpoint: str, path: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.share(2)
 def test_a_save_is_killed_before_any_request(place: Bucket, overwrite: bool) -> None:
     for number in itertools.count(1 if IS_LONG else 22, KILLS):
         run = f"run{number}"
@@ -392,6 +393,7 @@ def test_a_save_is_killed_before_any_request(place: Bucket, overwrite: bool) -> 
 
 @pytest.mark.long
 @pytest.mark.parametrize("deleted", [1, 2, 3] if IS_LONG else [1, 3])
+@pytest.mark.share(2)
 def test_a_deletion_is_killed_before_any_request(place: Bucket, deleted: int) -> None:
     for number in itertools.count(1 if IS_LONG else 22, KILLS):
         run = f"run{number}"

@@ -64,6 +64,8 @@ def test_no_fault_loses_or_changes_anything(system: str, tmp_path: Path) -> None
     assert sum(run.outcome is Outcome.OK for run in Journal(journal).runs()) > least
 
 
+@pytest.mark.long
+@only_long
 def test_damage_of_our_own_layout_is_told(tmp_path: Path) -> None:
     journal = tmp_path / "journal.jsonl"
     with in_memory() as directory:

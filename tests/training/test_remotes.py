@@ -333,6 +333,7 @@ def test_of_two_sequences_that_begin_at_once_one_gets_the_remote(tmp_path: Path,
 
 
 @pytest.mark.parametrize("how", ["lost", "copied", "restored", "mirrored back"])
+@pytest.mark.share(3)
 def test_a_directory_that_was_lost_or_restored_goes_on_with_its_remote(
     tmp_path: Path, there: AnyPath, how: str
 ) -> None:

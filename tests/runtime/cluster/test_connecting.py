@@ -35,6 +35,8 @@ def test_the_last_cluster_to_close_ends_the_connection_to_ray(address: str) -> N
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
+@only_long
 def test_a_cluster_whose_connection_to_ray_the_program_has_ended_says_so(address: str) -> None:
     import ray
 

@@ -1,6 +1,6 @@
 //! Whole programs in a simulation: the protocol's machines under faults, seed by seed.
 //!
-//! `make test` plays a hundred seeds, `make test-long` (which sets `WAYSTATION_TEST_LONG`) thousands. A run that
+//! `make test` plays forty seeds, `make test-long` (which sets `WAYSTATION_TEST_LONG`) thousands. A run that
 //! breaks a law says its seed; `WAYSTATION_SIMULATION_SEED` plays that one again and prints what happens in it.
 
 #![allow(clippy::expect_used, clippy::panic)]
@@ -17,7 +17,7 @@ mod world;
 
 use std::panic::catch_unwind;
 
-const SEEDS: u64 = 100;
+const SEEDS: u64 = 40;
 const SEEDS_IN_LONG_TESTS: u64 = 10_000;
 
 #[test]

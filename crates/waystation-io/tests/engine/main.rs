@@ -23,3 +23,8 @@ mod write_copy;
 mod write_files;
 mod write_refusals;
 mod write_support;
+
+/// How many cases a test tries: `usual` in `make test`, `whole` in `make test-long`, which sets `WAYSTATION_TEST_LONG`.
+fn cases(usual: u32, whole: u32) -> u32 {
+    if std::env::var_os("WAYSTATION_TEST_LONG").is_some() { whole } else { usual }
+}

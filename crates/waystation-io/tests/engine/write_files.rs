@@ -14,6 +14,7 @@ use waystation_io::sync_group::{Durability, SyncGroup};
 use waystation_io::throttle::{self, Limits, Throttle};
 use waystation_io::write::{self, FileInput, Options, Statistics};
 
+use crate::cases;
 use crate::write_support::{AUTOMATIC, entries, noise, plain, run};
 
 /// A directory on a disk's file system, and one in memory.
@@ -152,7 +153,7 @@ fn check_written(inputs: &[FileInput], expected: &[Vec<u8>], statistics: &Statis
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 40, max_shrink_iters: 200, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(12, 1000), max_shrink_iters: 200, ..ProptestConfig::default() })]
 
     #[test]
     fn files_equal_a_naive_reference(
