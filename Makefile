@@ -23,7 +23,7 @@ export CARGO_INCREMENTAL := 0
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help build versitygw test test-rust test-python test-long lint lint-style lint-types lint-rust format bench bench-distributed bench-loading-experiments bench-startup-vllm orbax-users demo docs wheel check-packages fuzz torture size lock clean
+.PHONY: help build versitygw azurite test test-rust test-python test-long lint lint-style lint-types lint-rust format bench bench-distributed bench-loading-experiments bench-startup-vllm orbax-users demo docs wheel check-packages fuzz torture size lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-26s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ build: ## make .venv ready and build the extension into it, if anything has chan
 
 versitygw: build ## build a server of S3's protocol for the tests, where Go is installed
 	@tools/versitygw
+
+azurite: ## install a server of Azure's protocol for the tests, where npm is installed
+	@tools/azurite
 
 # Two at a time: the compiler and the checks use the cores while tests of Python wait.
 test: lint-style ## run every test and check (pytest's includes the check of the native stub)
@@ -44,7 +47,7 @@ test-rust: build versitygw
 test-python: build versitygw
 	$(PYTHON) -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGUMENTS)
 
-test-long: build ## run the whole of what `make test` has a share of: hours, or about TEST_LONG_SECONDS
+test-long: build azurite ## run the whole of what `make test` has a share of: hours, or about TEST_LONG_SECONDS
 	$(PYTHON) tools/test_long.py --processes $(TEST_PROCESSES) $(TEST_LONG_SECONDS:%=--seconds %)
 
 lint: lint-style lint-types lint-rust ## check style, types and licences (`make -k lint` goes on after a failure)

@@ -1,10 +1,12 @@
-"""Checkpoints in Azure Blob Storage, as Azurite has it (`npm install azurite`, its programs on the PATH)."""
+"""Checkpoints in Azure Blob Storage, as Azurite has it (`tools/azurite` installs it, or its programs are on
+the PATH)."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import hmac
+import os
 import shutil
 import subprocess
 import time
@@ -23,13 +25,18 @@ from tests.support.programs import HANG_S
 import waystation
 from waystation.errors import CheckpointNotFound, Conflict
 
-PROGRAM = shutil.which("azurite-blob")
+INSTALLED = Path(__file__).parents[2] / "target" / "azurite" / "node_modules" / ".bin"
+PROGRAM = shutil.which(
+    "azurite-blob", path=os.pathsep.join((os.fspath(INSTALLED), os.environ.get("PATH", os.defpath)))
+)
 # Azurite's own, which its documentation tells everybody.
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 CONTAINER = "tests"
 
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="Azurite is not installed")
+pytestmark = pytest.mark.skipif(
+    PROGRAM is None, reason="Azurite is not installed; 'make azurite' does that where npm is"
+)
 
 
 @pytest.fixture(scope="module")

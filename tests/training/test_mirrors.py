@@ -212,6 +212,29 @@ def test_links_to_checkpoints_beside_them_are_passed_over(tmp_path: Path) -> Non
     assert waystation.load(target / "latest")["step"] == 0
 
 
+def test_what_can_have_no_name_in_a_store_is_told_and_the_others_are_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = s3.bucket()
+    for name, value in s3.settings(bucket.endpoint).items():
+        monkeypatch.setenv(name.upper(), value)
+    for name in ("one", "a b", "ü?", "a\nb", "a?b=1"):
+        waystation.save(tmp_path / name, state(1))
+    done = mirror(tmp_path, f"{bucket.location}/to")
+    assert (sorted(done.copied), sorted(done.damaged)) == (["a b", "one", "ü?"], ["a\nb", "a?b=1"])
+    for name in done.copied:
+        assert waystation.load(f"{bucket.location}/to/{name}")["step"] == 1
+
+
+def test_a_link_that_goes_in_a_circle_is_no_checkpoint(tmp_path: Path) -> None:
+    source, target = tmp_path / "from", tmp_path / "to"
+    save(source, 1)
+    (source / "round").symlink_to("round")
+    assert list(mirror(source, target).copied) == ["1"]
+    with Checkpointer(source) as checkpointer:
+        assert [info.step for info in checkpointer.checkpoints] == [1]
+
+
 def test_a_bucket_that_is_not_there_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket = s3.bucket()
     for name, value in s3.settings(bucket.endpoint).items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import shutil
@@ -11,7 +12,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ import waystation
 from waystation.checkpoint.compare import compare
 from waystation.errors import (
     Conflict,
+    Corrupt,
     InvalidInput,
     NotFound,
     StepNotFoundError,
@@ -612,6 +614,199 @@ def test_what_another_directory_has_uploaded_is_replaced_where_that_is_asked_for
     with pytest.warns(RemoteWarning, match="step 1 is not uploaded"):
         with_other_versions(tmp_path / "second", there)
     assert (saved_in(there, 1), saved_in(there, 2)) == (1, 20)
+
+
+def test_copies_with_one_id_replace_nothing_of_each_other(tmp_path: Path, there: AnyPath) -> None:
+    save_in(tmp_path / "first", {1: 1}, Remote(there))
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    first, second = opened(tmp_path / "first", Remote(there)), opened(tmp_path / "second", Remote(there))
+    first.save(2, state(2))
+    first.wait()
+    second.save(2, state(20))
+    with pytest.warns(RemoteWarning, match="uploaded from another directory of this sequence"):
+        second.wait()
+    second.save(3, state(30))
+    second.close()
+    first.save(3, state(3))
+    with pytest.warns(RemoteWarning, match="step 3 is not uploaded"):
+        first.wait()
+    first.save(4, state(4))
+    with pytest.raises(Conflict, match=r"second'.* has taken over the remote .* from '.*first'"):
+        first.close()
+    assert values_in(there) == {"1": 1, "2": 2, "3": 30}
+
+
+def test_a_copy_of_a_program_that_runs_replaces_nothing_of_it(tmp_path: Path, there: AnyPath) -> None:
+    first = opened(tmp_path / "first", Remote(there))
+    first.save(1, state(1))
+    first.wait()
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    save_in(tmp_path / "second", {2: 20}, Remote(there))
+    first.save(2, state(2))
+    with pytest.warns(RemoteWarning, match="another checkpoint"):
+        first.wait()
+    first.save(3, state(3))
+    with pytest.raises(Conflict, match="has taken over"):
+        first.close()
+    assert values_in(there) == {"1": 1, "2": 20}
+
+
+def test_an_older_state_of_a_directory_replaces_nothing_that_came_after_it(
+    tmp_path: Path, there: AnyPath
+) -> None:
+    here = tmp_path / "here"
+    save_in(here, {1: 1}, Remote(there))
+    shutil.copytree(here, tmp_path / "backup")
+    save_in(here, {2: 2}, Remote(there))
+    shutil.rmtree(here)
+    (tmp_path / "backup").rename(here)
+    with opened(here, Remote(there)) as checkpointer:
+        checkpointer.save(2, state(20), force=True)
+        with pytest.warns(RemoteWarning, match="step 2 is not uploaded"):
+            checkpointer.wait()
+        checkpointer.save(3, state(30))
+        checkpointer.wait()
+        assert values_in(there) == {"1": 1, "2": 2, "3": 30}
+        checkpointer.save(2, state(21), force=True, overwrite=True)
+    assert values_in(there) == {"1": 1, "2": 21, "3": 30}
+
+
+def test_programs_of_one_directory_upload_in_turn(tmp_path: Path, there: AnyPath) -> None:
+    here = tmp_path / "here"
+    first, second = opened(here, Remote(there)), opened(here, Remote(there))
+    for step, program in enumerate((first, second, first, second)):
+        program.reload()
+        program.save(step, state(step))
+        program.wait()
+    first.close()
+    second.close()
+    assert values_in(there) == {str(step): step for step in range(4)}
+
+
+def test_steps_are_uploaded_whatever_the_clock_says(
+    tmp_path: Path, there: AnyPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = Remote(there, keep=preservation_policies.LatestN(2))
+    save_in(tmp_path / "here", {1: 1, 2: 2}, remote)
+    now_ns = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns() - 3600 * 10**9)
+    save_in(tmp_path / "here", {3: 3, 4: 4}, remote)
+    assert values_in(there) == {"3": 3, "4": 4}
+
+
+def test_a_step_of_which_several_uploads_have_failed_takes_its_place(
+    tmp_path: Path, there: AnyPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path / "here", Remote(there)) as checkpointer:
+        checkpointer.save(1, state(1))
+        checkpointer.wait()
+        with monkeypatch.context() as patched:
+
+            def failing(*_: Any, **__: Any) -> Any:
+                raise Unavailable("the store has gone")
+
+            patched.setattr(remotes.Copying, "run", failing)
+            for number in (2, 3, 4):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", RemoteWarning)
+                    checkpointer.save(1, state(number), overwrite=True, force=True)
+                with pytest.raises(Unavailable):
+                    checkpointer.wait()
+        checkpointer.wait()
+    assert values_in(there) == {"1": 4}
+
+
+def test_what_was_saved_again_during_an_upload_that_was_killed_is_known(
+    tmp_path: Path, there: AnyPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, run = tmp_path / "here", remotes.Copying.run
+
+    def killed(*arguments: Any, **given: Any) -> Any:
+        monkeypatch.setattr(remotes.Copying, "run", run)
+        waystation.save(here / "1", state(5), overwrite=True)
+        run(*arguments, **given)
+        raise Unavailable("killed")
+
+    monkeypatch.setattr(remotes.Copying, "run", killed)
+    with opened(here, Remote(there, keep=preservation_policies.LatestN(1))) as checkpointer:
+        checkpointer.save(1, state(1))
+        for _ in range(2):
+            with contextlib.suppress(Unavailable):
+                checkpointer.wait()
+        assert values_in(there) == {"1": 5}
+        checkpointer.save(2, state(2))
+    assert values_in(there) == {"2": 2}
+
+
+def test_what_another_program_has_put_in_the_place_of_a_step_is_not_deleted(
+    tmp_path: Path, there: AnyPath
+) -> None:
+    with opened(tmp_path / "first", Remote(there)) as first:
+        first.save(1, state(1))
+        first.wait()
+        with opened(tmp_path / "second", Remote(there)) as second:
+            second.save(1, state(10), overwrite=True)
+        with pytest.raises(Conflict, match="call reload"):
+            first.delete(1)
+        assert tiers(first)[1] == ("directory", "remote")
+        assert values_in(there) == {"1": 10}
+        first.reload()
+        first.delete(1)
+    assert steps_in(there) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"format_version": 1, "sequence": "5',
+        b"[" * 100_000,
+        b'{"format_version": 1, "sequence": "", "origin": "", "steps": {"1": [1e400]}, "uploaders": {}}',
+    ],
+    ids=["truncated", "deep", "infinite"],
+)
+def test_a_damaged_record_keeps_steps_waiting(tmp_path: Path, there: AnyPath, content: bytes) -> None:
+    with opened(tmp_path / "here", Remote(there)) as checkpointer:
+        checkpointer.save(1, state(1))
+        checkpointer.wait()
+        record = on_this_machine(there) / ".waystation-uploads.json"
+        good = record.read_bytes()
+        record.write_bytes(content)
+        checkpointer.save(2, state(2))
+        with pytest.raises(Corrupt, match="whose steps are uploaded"):
+            checkpointer.wait()
+        record.write_bytes(good)
+        checkpointer.wait()
+    assert values_in(there) == {"1": 1, "2": 2}
+
+
+def test_what_a_policy_raises_is_told_and_the_step_is_tried_again(tmp_path: Path) -> None:
+    class Policy:
+        is_wrong = True
+
+        def should_preserve(self, infos: Sequence[Any], *, context: Any) -> Sequence[bool]:
+            if self.is_wrong:
+                raise ZeroDivisionError("of this policy")
+            return [True] * len(infos)
+
+    there, policy = tmp_path / "there", Policy()
+    with opened(tmp_path / "here", Remote(there, keep=policy)) as checkpointer:
+        checkpointer.save(1, state(1))
+        with pytest.warns(RemoteWarning, match="ZeroDivisionError") as told:
+            save_until(lambda: bool(told.list), checkpointer)
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                checkpointer.wait()
+        policy.is_wrong = False
+        checkpointer.wait()
+    assert values_in(there) == {"1": 1}
+
+
+def save_until(is_over: Callable[[], bool], checkpointer: Checkpointer) -> None:
+    """Saves step 1 again and again."""
+    until_s = time.monotonic() + programs.HANG_S
+    while not is_over():
+        assert time.monotonic() < until_s
+        checkpointer.save(1, state(1), overwrite=True, force=True)
 
 
 def with_other_versions(directory: Path, there: AnyPath) -> None:

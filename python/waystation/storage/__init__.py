@@ -375,6 +375,8 @@ def directories(path: PathLike, root: Root | None = None) -> list[str]:
                 is_meant = is_directory(os.path.join(path, entry.name), root)
             except Unsupported:  # it leads out of the root, as whoever opens it is told
                 is_meant = True
+            except (InvalidInput, UnusablePath):  # it goes in a circle
+                is_meant = False
         if is_meant:
             found.append(entry.name)
     return found

@@ -5,9 +5,9 @@ that is there and equal, by the digests in its records, is passed over, so that 
 goes on. Nothing at the destination is removed or replaced unless that is asked for.
 
 What can go wrong with one checkpoint does not keep others from being copied: it is damaged, or it is removed
-meanwhile, or another writer is faster, or something else is in its place at the destination. Anything else
-ends the mirror; what it has copied stays. Where the source has gone by the end, because it was unmounted for
-instance, nothing is removed: what cannot be seen is not what was removed.
+meanwhile, or another writer is faster, or something else is in its place at the destination, or nothing there
+can have its name. Anything else ends the mirror; what it has copied stays. Where the source has gone by the
+end, because it was unmounted for instance, nothing is removed: what cannot be seen is not what was removed.
 
 A symbolic link to a checkpoint of the same directory, such as `latest`, is passed over: as a copy it would be
 the same bytes once more, in a store without links, and one that nobody keeps up to date.
@@ -29,6 +29,7 @@ from waystation._errors import (
     NotFound,
     Unavailable,
     Unsupported,
+    UnusablePath,
     WaystationError,
     WrongType,
 )
@@ -64,7 +65,7 @@ class MirrorStatistics:
         equal: Those that were there.
         differing: Those that are there with other contents, and were left alone.
         damaged: Those that could not be copied, and why not: they are damaged, or at the destination
-            something that is no checkpoint has their name.
+            something that is no checkpoint has their name, or nothing can have it.
         unsupported: Those in layouts of Orbax, and parts of saves to local storage.
         deleted: Those that were removed, as the source does not have them.
     """
@@ -195,8 +196,9 @@ class _Mirror:
             self._done.unsupported.append(name)
             return
         try:
-            self._copy_unless_there(name, os.path.join(self._origin, name), os.path.join(self._target, name))
-        except Corrupt as error:
+            target = storage.located(os.path.join(self._target, name))  # or nobody could load it from there
+            self._copy_unless_there(name, os.path.join(self._origin, name), target)
+        except (Corrupt, InvalidInput, UnusablePath) as error:
             self._done.damaged[name] = str(error)
         except NotFound:
             source = os.path.join(self._origin, name)

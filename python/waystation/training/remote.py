@@ -22,7 +22,6 @@ import dataclasses
 import itertools
 import json
 import logging
-import operator
 import os
 import threading
 import warnings
@@ -167,6 +166,8 @@ class OpenRemote:
         self._requests = itertools.count()
         self._waiting: dict[int, int] = {}  # the last request for each step
         self._overwritten: set[int] = set()  # by this program, as it has asked
+        # The steps that this program has saved, in that order.
+        self._saved: dict[int, int] = {}
         self._current: _Upload | None = None
         self._lease: tuple[int, contextlib.ExitStack] | None = None
         self._running: AsyncResponse[None] | None = None
@@ -299,8 +300,9 @@ class OpenRemote:
             step: The step.
             overwrite: Whether the program has asked for another version of the step to be replaced.
         """
-        if overwrite:
-            with self._lock:
+        with self._lock:
+            self._saved[step] = next(self._requests)
+            if overwrite:
                 self._overwritten.add(step)
         self._upload_all([step])
 
@@ -336,7 +338,9 @@ class OpenRemote:
             lease.close()
 
     def _start(self) -> None:
-        if self._waiting and self._running is None:
+        if self._waiting and (self._running is None or self._running.done()):
+            if self._running is not None:
+                self._running.exception()  # of which the program is told otherwise
             try:
                 self._running = AsyncResponse(f"uploading to '{self.place.root}'", lambda _: self._run())
             except WaystationError as error:  # the system starts no thread
@@ -348,9 +352,10 @@ class OpenRemote:
         while (upload := self._next()) is not None:
             try:
                 failure = self._try(upload)
-            except BaseException:
+            except BaseException as error:  # of a policy of the program; `wait` raises it
                 with self._lock:
-                    self._running = None
+                    self._current = None
+                    self._untold = f"{error!r:.200}; it is tried again at the next step"
                 upload.has_ended.set()
                 raise
             with self._lock:
@@ -399,7 +404,7 @@ class OpenRemote:
     def _is_without_use(self, step: int, error: WaystationError) -> bool:
         """Whether another try would fail as well: the step has been collected, it is damaged, or something of
         somebody else is in its place there."""
-        if "sequence" in error.context:
+        if "sequence" in error.context or self._record.is_about(error):
             return False
         info = self._local.catalogue.find(step)
         if info is None or not is_checkpoint(info.path):
@@ -428,17 +433,27 @@ class OpenRemote:
         upload.name = info.path.name
         source, target = os.fspath(info.path), self._target(upload.name)
         is_there = is_checkpoint(target)
-        if not is_there or not same(source, target):
+        is_done = is_there and same(source, target)
+        if not is_done:
             if is_there:
                 self._require_replaceable(upload.step, source, target)
             self._copy(upload, source, target, overwrite=is_there)
+        there = described(self._there(upload))
+        committed_ns = there.commit_timestamp_nsecs
+        if is_done and committed_ns is not None and self._is_begun(upload.name, committed_ns):
+            self._write_down(upload.name, committed_ns)
         with self._changing:
             if upload.is_withdrawn:
                 return
-            self.place.catalogue.commit(described(self._there(upload)))
+            self.place.catalogue.commit(there)
             with self._collector.chosen() as going:
                 self._collector.remove(going)
                 self._record.forget([other.path.name for other in going])
+
+    def _is_begun(self, name: str, committed_ns: int) -> bool:
+        """Whether the record has a step, but not this version, which is that of the directory: a program was
+        killed right after it had copied what was saved again meanwhile."""
+        return self._record.has(name) and not self._record.has(name, committed_ns)
 
     def _can_be_copied(self, info: Info) -> bool:
         """Whether a step is in the native layout, and whole in itself; else that is told once."""
@@ -469,11 +484,16 @@ class OpenRemote:
         """Those of the checkpoints there that this sequence has uploaded, in the order in which they were
         saved: they are not uploaded in that order."""
         found = [
-            (time, info)
+            info
             for info in infos
             if (time := info.commit_timestamp_nsecs) is not None and self._record.has(info.path.name, time)
         ]
-        return [info for _, info in sorted(found, key=operator.itemgetter(0))]
+        return sorted(found, key=self._age)
+
+    def _age(self, info: Info) -> tuple[int, int]:
+        """By what checkpoints are sorted by age. What this program has saved itself is younger than all else,
+        whatever the clock says: it may have been put back."""
+        return self._saved.get(info.step, -1), info.commit_timestamp_nsecs or 0
 
     def _require_replaceable(self, step: int, source: str, target: str) -> None:
         """Refuses to replace what is in the place of a step there, unless this sequence has uploaded it: from
@@ -510,23 +530,28 @@ class OpenRemote:
             return False
 
     def _copy(self, upload: _Upload, source: str, target: str, *, overwrite: bool) -> None:
-        self._write_down(upload.name, commit.read_record(source).created_ns)
+        replaced_ns = None
+        if overwrite:
+            with contextlib.suppress(Corrupt, NotFound, Unsupported):
+                replaced_ns = commit.read_record(target).created_ns
+        self._write_down(upload.name, commit.read_record(source).created_ns, replaced_ns)
         with Bandwidth(self._remote.bytes_per_second) as bandwidth:
             copying = Copying(bandwidth, upload.progress, lambda _done, _total: None, may_go_on=False)
             self._count(copying.run(source, target, overwrite=overwrite))
         # It may have been saved again before it was read.
         self._write_down(upload.name, commit.read_record(target).created_ns)
 
-    def _write_down(self, name: str, committed_ns: int) -> None:
+    def _write_down(self, name: str, committed_ns: int, replaced_ns: int | None = None) -> None:
         with self._changing:
-            self._record.begin(name, committed_ns, self._local.catalogue.committed())
+            present = self._local.catalogue.committed()
+            self._record.begin(name, committed_ns, present, replaced_ns=replaced_ns)
 
     def _is_wanted(self, info: Info) -> bool:
         """Whether the policy would keep a step."""
         if info.commit_timestamp_nsecs is None:
             info = described(info)
         others = self._ours(found for found in self.place.catalogue.committed() if found.step != info.step)
-        infos = sorted([*others, info], key=lambda found: found.commit_timestamp_nsecs or 0)
+        infos = sorted([*others, info], key=self._age)
         flags = self._policy.should_preserve(infos, context=PreservationContext())
         return bool(flags[infos.index(info)])
 
@@ -554,6 +579,7 @@ class OpenRemote:
         """Deletes a step there, in the primary; returns in all processes whether it was there.
 
         Raises:
+            Conflict: Another program has replaced the step there; it stays.
             WaystationError: What is there cannot be listed, or not removed; the step stays.
         """
         session = self.place.session(f"delete the uploaded step {step}", options)
@@ -574,7 +600,7 @@ class OpenRemote:
                 info = self.place.catalogue.find(step)
                 if info is None:
                     return b""
-                commit.withdraw(os.fspath(info.path), new_attempt_id())
+                self._withdraw(info)
                 self.place.catalogue.drop([step])
                 self._record.forget([info.path.name])
         except BaseException:
@@ -582,6 +608,17 @@ class OpenRemote:
                 self._upload_all([step])
             raise
         return b"deleted"
+
+    def _withdraw(self, info: Info) -> None:
+        path = os.fspath(info.path)
+        try:
+            commit.withdraw(path, new_attempt_id(), created_ns=info.commit_timestamp_nsecs)
+        except Conflict as error:
+            raise Conflict(
+                f"'{path}' is not the checkpoint that this program knows there: another one has replaced it, "
+                "so it stays; look at it, and then call reload, and delete the step again",
+                path=path,
+            ) from error
 
     def _stop(self, step: int) -> None:
         """Ends the upload of a step that does not wait for one any more. What that has committed before is in
@@ -639,6 +676,8 @@ class OpenRemote:
             except TimeoutError:
                 return b""
             if error is not None:
+                with self._lock:
+                    self._untold = None
                 raise error
             return b""  # another one may have begun
         self._raise_failure(is_last=is_last)

@@ -12,25 +12,30 @@ that it was taken from gets Conflict from then on. What another directory has up
 the program has asked for that. So two programs that were given one remote by mistake replace nothing of each
 other.
 
+A copy of a directory, of its disk or of its machine has the id of its original. What tells them apart is what
+each has done since: whoever changes the record gives that change a token, which the record keeps of each
+directory, and the directory as well. A directory that does not know the last token with its id is not where
+that change was made: a copy, or an older state that was restored. It gets an id of its own.
+
 A directory without an id takes that of the remote if it is empty, as a new disk is, or if it holds a step
 that was uploaded there, as what was restored from a copy does. A directory that was copied with its id is the
 same sequence.
 
-What can go wrong, in order: killed before the step is written down, nothing was uploaded; after it, the
-record has a step that is not there, which does no harm. Another process of the same sequence writes at the
-same time: the record is replaced on condition that it is the one that was read, and else read again.
+What can go wrong, in order: killed before the step is written down, nothing was uploaded, and the directory
+knows a token more, which does no harm; after it, the record has a step that is not there, which does none
+either. Another process of the same sequence writes at the same time: the record is replaced on condition that
+it is the one that was read, and else read again; so is the file in the directory.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import secrets
 import socket
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,7 +51,8 @@ SEQUENCE, UPLOADS = ".waystation-sequence.json", ".waystation-uploads.json"
 _VERSION = 1
 _LIMIT_BYTES = 64 << 20
 _TRIES = 20
-_KEPT_TIMES = 2  # of a step: the one that is there, and the one that takes its place
+# That a directory knows. One that is not of the last change was meant for one that has failed.
+_KEPT_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,8 @@ class _Uploads:
         owner: The id of the directory that uploads.
         owner_name: That directory, and its machine.
         uploaders: The id of the directory that has uploaded each step.
+        tokens: Of the last change that was made from each directory, by the id of that, if it has uploaded
+            any of the steps.
     """
 
     sequence: str
@@ -69,6 +77,7 @@ class _Uploads:
     owner: str = ""
     owner_name: str = ""
     uploaders: Mapping[str, str] = field(default_factory=dict)
+    tokens: Mapping[str, str] = field(default_factory=dict)
 
     def encode(self) -> bytes:
         """The bytes of the file; a nonce tells it from one of the same content."""
@@ -82,16 +91,56 @@ class _Uploads:
         try:
             steps = {str(name): [int(time) for time in times] for name, times in body["steps"].items()}
             uploaders = {str(name): str(by) for name, by in body["uploaders"].items()}
+            tokens = {str(directory): str(token) for directory, token in body.get("tokens", {}).items()}
             owner, owner_name = str(body["owner"]), str(body["owner_name"])
-            return cls(str(body["sequence"]), str(body["origin"]), steps, owner, owner_name, uploaders)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            sequence, origin = str(body["sequence"]), str(body["origin"])
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise _malformed(path) from error
+        return cls(sequence, origin, steps, owner, owner_name, uploaders, tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Directory:
+    """What a directory says of itself.
+
+    Attributes:
+        sequence: The id of its sequence.
+        id: Its own.
+        tokens: Of changes that were made from it, or were to be, the last one last.
+    """
+
+    sequence: str
+    id: str = field(default_factory=lambda: secrets.token_hex(16))
+    tokens: Sequence[str] = ()
+
+    def encode(self) -> bytes:
+        """The bytes of the file."""
+        own = {"sequence": self.sequence, "directory": self.id, "tokens": [*self.tokens]}
+        return json.dumps({"format_version": _VERSION, **own}, indent=1).encode()
+
+    @classmethod
+    def decode(cls, content: bytes, path: str) -> _Directory:
+        """Reads the bytes of the file."""
+        body = _decoded(content, path)
+        sequence, directory, tokens = body.get("sequence"), body.get("directory"), body.get("tokens", [])
+        if not (isinstance(sequence, str) and isinstance(directory, str) and isinstance(tokens, list)):
+            raise Corrupt(
+                f"'{path}', which says which sequence this is, is malformed; restore it from another copy, "
+                "or remove it",
+                path=path,
+            )
+        return cls(sequence, directory, [str(token) for token in tokens])
+
+    def made_last_of(self, uploads: _Uploads) -> bool:
+        """Whether the last change of a record with the id of this directory was made from it."""
+        token = uploads.tokens.get(self.id)
+        return token is None or token in self.tokens
 
 
 def _decoded(content: bytes, path: str) -> dict[str, Any]:
     try:
         body = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _malformed(path) from error
     if not isinstance(body, dict) or not isinstance(body.get("format_version"), int):
         raise _malformed(path)
@@ -141,8 +190,16 @@ class UploadRecord:
 
     def is_of_another_directory(self, name: str) -> bool:
         """Whether another directory of the sequence has uploaded a checkpoint."""
-        uploader = None if self._uploads is None else self._uploads.uploaders.get(name)
-        return uploader is not None and uploader != _directory_id(self._local)
+        uploads = self._uploads
+        uploader = None if uploads is None else uploads.uploaders.get(name)
+        if uploads is None or uploader is None:
+            return False
+        own = _read_directory(self._local)
+        return own is None or uploader != own.id or not own.made_last_of(uploads)
+
+    def is_about(self, error: WaystationError) -> bool:
+        """Whether an error is about the record, or the file in the directory, and so about no single step."""
+        return error.context.get("path") in (self._path, os.path.join(self._local, SEQUENCE))
 
     def look(self, present: Collection[Info]) -> None:
         """Reads the record.
@@ -180,21 +237,25 @@ class UploadRecord:
                 sequence=uploads.sequence,
             )
 
-    def begin(self, name: str, committed_ns: int, present: Collection[Info]) -> None:
+    def begin(
+        self, name: str, committed_ns: int, present: Collection[Info], *, replaced_ns: int | None = None
+    ) -> None:
         """Writes down that a step is uploaded, before that begins.
 
         Args:
             name: Of the step.
             committed_ns: When it was committed.
             present: The checkpoints of the directory.
+            replaced_ns: When the one was committed that it is to replace; None if that is not known.
 
         Raises:
             Conflict: The remote is that of another sequence.
         """
 
         def added(directory: str, uploads: _Uploads) -> _Uploads:
+            # The one that is there stays, however many have not come to take its place.
             others = [time for time in uploads.steps.get(name, []) if time != committed_ns]
-            times = [*others, committed_ns][-_KEPT_TIMES:]
+            times = [*([replaced_ns] if replaced_ns in others else others[-1:]), committed_ns]
             return dataclasses.replace(
                 uploads,
                 steps={**uploads.steps, name: times},
@@ -215,8 +276,8 @@ class UploadRecord:
     def _local_name(self) -> str:
         return f"'{self._local}' on {socket.gethostname()}"
 
-    def _require_turn(self, uploads: _Uploads, directory: str) -> None:
-        if self._has_begun and uploads.owner != directory:
+    def _require_turn(self, uploads: _Uploads, own: _Directory) -> None:
+        if self._has_begun and (uploads.owner != own.id or not own.made_last_of(uploads)):
             raise Conflict(
                 f"{uploads.owner_name} has taken over the remote '{self._remote}', so nothing more is "
                 f"uploaded from '{self._local}': each would replace the other's steps. End one of the two "
@@ -228,16 +289,26 @@ class UploadRecord:
 
     def _change(self, change: Callable[[str, _Uploads], _Uploads], present: Collection[Info]) -> None:
         storage.make_directory(self._remote, parents=True)
-        # Elsewhere than in a store, replacements on a condition exclude each other by this.
-        is_in_store = storage.is_in_store(self._remote)
-        with contextlib.nullcontext() if is_in_store else write_lock.held(self._remote):
-            for _ in range(_TRIES):
-                found = self._read(present)
-                directory = _directory_id(self._local)
-                self._require_turn(found[0], directory)
-                with contextlib.suppress(Conflict):  # another process was faster
-                    self._write(functools.partial(change, directory), *found)
-                    return
+        for _ in range(_TRIES):
+            uploads, version = self._read(present)
+            own, own_version = _require_directory(self._local)
+            self._require_turn(uploads, own)
+            if not own.made_last_of(uploads):
+                own = _Directory(own.sequence)
+            changed = change(own.id, self._without_those_gone(uploads))
+            if version is not None and changed == uploads:
+                self._uploads = uploads
+                return
+            token = secrets.token_hex(8)
+            needed = {*changed.uploaders.values()}
+            tokens = {directory: last for directory, last in uploads.tokens.items() if directory in needed}
+            changed = dataclasses.replace(changed, tokens={**tokens, own.id: token})
+            own = dataclasses.replace(own, tokens=[*own.tokens, token][-_KEPT_TOKENS:])
+            path = os.path.join(self._local, SEQUENCE)
+            if _put(path, own.encode(), own_version) and _put(self._path, changed.encode(), version):
+                self._uploads = changed
+                self._gone.clear()
+                return
         raise Conflict(
             f"'{self._path}' is changed by others all the time; let one program at a time upload to it",
             path=self._path,
@@ -250,26 +321,31 @@ class UploadRecord:
             if "bucket" in error.context:
                 raise
             own = read_id(self._local) or write_id_once(self._local, secrets.token_hex(16))
-            return _Uploads(own, self._local_name, owner=_directory_id(self._local)), None
+            return _Uploads(own, self._local_name, owner=_require_directory(self._local)[0].id), None
         uploads = _Uploads.decode(content, self._path)
         self._require_ours(uploads, present)
         return uploads, version
 
-    def _write(
-        self,
-        change: Callable[[_Uploads], _Uploads],
-        uploads: _Uploads,
-        version: storage.Identity | None,
-    ) -> None:
+    def _without_those_gone(self, uploads: _Uploads) -> _Uploads:
         steps = {name: times for name, times in uploads.steps.items() if name not in self._gone}
         uploaders = {name: by for name, by in uploads.uploaders.items() if name not in self._gone}
-        changed = change(dataclasses.replace(uploads, steps=steps, uploaders=uploaders))
-        if version is None:
-            storage.of(self._path).create(self._path, changed.encode(), new_attempt_id())
-        elif changed != uploads:
-            storage.of(self._path).replace(self._path, changed.encode(), new_attempt_id(), expected=version)
-        self._uploads = changed
-        self._gone.clear()
+        return dataclasses.replace(uploads, steps=steps, uploaders=uploaders)
+
+
+def _put(path: str, content: bytes, expected: storage.Identity | None) -> bool:
+    """Replaces this version of a file; makes it where there is to be none. Returns False where another
+    process was faster."""
+    directory = os.path.dirname(path)
+    # Elsewhere than in a store, replacements on a condition exclude each other by this.
+    with contextlib.nullcontext() if storage.is_in_store(path) else write_lock.held(directory):
+        try:
+            if expected is None:
+                storage.of(path).create(path, content, new_attempt_id())
+            else:
+                storage.of(path).replace(path, content, new_attempt_id(), expected=expected)
+        except Conflict:
+            return False
+    return True
 
 
 def _was_uploaded(info: Info, uploads: _Uploads) -> bool:
@@ -288,39 +364,31 @@ def read_id(root: str) -> str | None:
     Raises:
         Corrupt: It is malformed.
     """
-    found = _ids_of(root)
-    return None if found is None else found[0]
+    found = _read_directory(root)
+    return None if found is None else found.sequence
 
 
-def _directory_id(root: str) -> str:
-    """The id of a directory whose sequence has one; it tells the directory from others of the sequence."""
-    found = _ids_of(root)
-    return "" if found is None else found[1]
+def _read_directory(root: str) -> _Directory | None:
+    with contextlib.suppress(NotFound):
+        return _require_directory(root)[0]
+    return None
 
 
-def _ids_of(root: str) -> tuple[str, str] | None:
+def _require_directory(root: str) -> tuple[_Directory, storage.Identity]:
+    """What a directory says of itself, and which version of the file that is.
+
+    Raises:
+        NotFound: It says nothing yet.
+    """
     path = os.path.join(root, SEQUENCE)
-    try:
-        content = storage.read_file(path, limit_bytes=_LIMIT_BYTES)
-    except NotFound:
-        return None
-    body = _decoded(content, path)
-    sequence, directory = body.get("sequence"), body.get("directory")
-    if not isinstance(sequence, str) or not isinstance(directory, str):
-        raise Corrupt(
-            f"'{path}', which says which sequence this is, is malformed; restore it from another copy, or "
-            "remove it",
-            path=path,
-        )
-    return sequence, directory
+    content, version = storage.read_version(path, limit_bytes=_LIMIT_BYTES)
+    return _Directory.decode(content, path), version
 
 
 def write_id_once(root: str, sequence: str) -> str:
     """Gives the sequence in a directory an id, unless it has one; returns the one that it has."""
     path = os.path.join(root, SEQUENCE)
-    body = {"format_version": _VERSION, "sequence": sequence, "directory": secrets.token_hex(16)}
-    content = json.dumps(body, indent=1).encode()
     with contextlib.suppress(Conflict):
-        storage.of(path).create(path, content, new_attempt_id())
+        storage.of(path).create(path, _Directory(sequence).encode(), new_attempt_id())
         return sequence
     return read_id(root) or sequence
