@@ -738,6 +738,9 @@ def test_what_was_saved_again_during_an_upload_that_was_killed_is_known(
     assert values_in(there) == {"2": 2}
 
 
+# `reload` asks for the upload of the step. It may be told that this leaves alone what differs before `delete`
+# ends it.
+@pytest.mark.filterwarnings("ignore::waystation.training.errors.RemoteWarning")
 def test_what_another_program_has_put_in_the_place_of_a_step_is_not_deleted(
     tmp_path: Path, there: AnyPath
 ) -> None:
