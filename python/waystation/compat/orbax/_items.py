@@ -172,7 +172,7 @@ def saved(items: Mapping[str, tuple[Any, Any]]) -> Saved:
         remembered[name] = Remembered(args_lib.name_of(type(handler)), custom)
     if chosen is None:
         changes.append(TreeOptions().apply)
-    options = _trees.storage_options(list(states.values()))
+    options = _trees.storage_options(states)
     if options is not None:
         changes.append(options)
     changes.append(_path_class)

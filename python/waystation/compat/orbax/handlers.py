@@ -157,7 +157,7 @@ class _TreeHandler(AsyncCheckpointHandler):
         state = self.check(args)
         directory = os.fspath(getattr(directory, "path", directory))
         storage.make_directory(directory, parents=True)
-        options = _trees.storage_options([(state, args.save_args)])
+        options = _trees.storage_options({STATE: (state, args.save_args)})
         with context_with(self.changes, *([] if options is None else [options])):
             saving = NestedTree(directory)
             saving.prepare(state)
@@ -543,10 +543,10 @@ class JaxRandomKeyCheckpointHandler(_RandomKeyHandler):
     _default_name = "jax_random_key"
 
     def _taken(self, args: Any) -> tuple[AsyncCheckpointHandler, Any, dict[str, Any]]:
-        data, said = args.item, {"typed": False}
+        data, said = args.item, dict[str, Any](typed=False)
         if jax.is_key_array(data):
-            data, _ = jax.key_data(data)
-            said = {"typed": True}
+            data, implementation = jax.key_data(data)
+            said = {"typed": True, "impl": implementation}
         return ArrayCheckpointHandler(), args_lib.ArraySave(data, args.save_args), said
 
     def _given(self, directory: Any, args: Any, said: Mapping[str, Any]) -> Any:
