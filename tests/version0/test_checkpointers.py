@@ -572,3 +572,48 @@ def test_keys_of_all_implementations_come_back(implementation: str, tmp_path: Pa
         found = manager.restore(0, args=ours.args.Composite(key=ours.args.JaxRandomKeyRestore())).key
     assert found.dtype == key.dtype
     assert (jax.random.key_data(found) == jax.random.key_data(key)).all()
+
+
+# ---- trees that are stored in different ways ---------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["orbax", "native"])
+def test_items_of_handlers_with_different_options_come_back(layout: Any, tmp_path: Path) -> None:
+    args = ours.args
+    handlers = {
+        "first": ours.PyTreeCheckpointHandler(),
+        "zarr3": ours.PyTreeCheckpointHandler(use_zarr3=True),
+        "files": ours.PyTreeCheckpointHandler(use_ocdbt=False),
+        "standard": ours.StandardCheckpointHandler(),
+    }
+    item = {"w": jnp.arange(6.0), "n": 3}
+    ours.set_layout(layout)
+    try:
+        with ours.CheckpointManager(tmp_path / "c", item_handlers=handlers) as manager:
+            own = {
+                name: args.PyTreeSave(item, custom_metadata={"of": name})
+                for name in handlers
+                if name != "standard"
+            }
+            small = args.PyTreeSave(
+                item, ocdbt_target_data_file_size=1 << 10, custom_metadata={"of": "first"}
+            )
+            own["first"] = small
+            manager.save(0, args=args.Composite(**own, standard=args.StandardSave(item)))
+    finally:
+        ours.set_layout("orbax")
+    asked = {name: args.PyTreeRestore() for name in own} | {"standard": args.StandardRestore(item)}
+    with ours.CheckpointManager(tmp_path / "c", item_names=list(handlers)) as manager:
+        found = manager.restore(0, args=args.Composite(**asked))
+        for name in handlers:
+            assert_same(found[name], item, name)
+            assert_same(manager.restore(0)[name], item, name)
+        described = manager.item_metadata(0)
+    assert waystation.verify(tmp_path / "c" / "0").damages == []
+    if layout == "orbax":
+        assert {name: described[name].custom_metadata for name in own} == {name: {"of": name} for name in own}
+        with theirs.CheckpointManager(tmp_path / "c", item_names=list(handlers)) as manager:
+            asked = {name: theirs.args.PyTreeRestore() for name in own}
+            other = manager.restore(0, args=theirs.args.Composite(**asked))
+        for name in own:
+            assert_same(found[name], other[name], name)

@@ -346,7 +346,7 @@ class Items:
                         "not have; give arguments for it"
                     )
                 continue
-            restored[name] = restore_one(found.place_of(name), *pair)
+            restored[name] = restore_one(found, name, *pair)
         if args is None and METRICS in found.handlers:
             restored[METRICS] = step_records.read(storage.as_path(found.path)).metrics
         return Composite(**restored)
@@ -365,7 +365,7 @@ class Items:
         if pair is None:
             return None
         place = found.place_of(name)
-        if is_tree_handler(pair[0]):
+        if is_tree_handler(pair[0]) and name in found.trees:
             return _trees.metadata(place, found.directory_of(name))
         try:
             return pair[0].metadata(storage.as_path(found.directory_of(name)))
@@ -398,9 +398,11 @@ def _of_layout(typestr: str) -> type | None:
     return known if isinstance(known, type) else None
 
 
-def restore_one(place: _trees.Place, handler: Any, args: Any) -> Any:
-    """Restores one item by its handler."""
-    if is_tree_handler(handler):
+def restore_one(found: Found, name: str, handler: Any, args: Any) -> Any:
+    """Restores one item of a checkpoint by its handler."""
+    place = found.place_of(name)
+    # A tree that its handler has written, as options of its own have it, is read by the handler, too.
+    if is_tree_handler(handler) and name in found.trees:
         return _trees.restore(place, args, handler.changes)
     called = Called(handler, args)
     with context_with(_path_class, lambda context: _set_registry(context, ItemRegistry())):
@@ -417,6 +419,7 @@ class Found:
         handlers: All that the checkpoint says of handlers, of metrics too.
         is_flat: Whether its one item lies in the directory of the checkpoint itself.
         is_native: Whether it is in Waystation's own layout.
+        trees: The items that are trees which the core itself has saved, or could have.
         begun_ns: When its save began.
         committed_ns: When it was committed.
         custom_metadata: What was given to the save.
@@ -427,6 +430,7 @@ class Found:
     handlers: Mapping[str, str]
     is_flat: bool
     is_native: bool
+    trees: frozenset[str]
     begun_ns: int | None
     committed_ns: int | None
     custom_metadata: dict[str, Any]
@@ -461,6 +465,7 @@ class Found:
                 handlers,
                 is_flat,
                 False,
+                frozenset(name for name, item in found.items.items() if item.is_tree),
                 said.init_timestamp_nsecs,
                 said.commit_timestamp_nsecs,
                 dict(said.custom_metadata),
@@ -469,7 +474,8 @@ class Found:
         items = {name: stored.handler for name, stored in opened.stored.items()}
         known = {name: handler for name, handler in items.items() if handler is not None}
         custom = dict(opened.custom_metadata or {})
-        return cls(target, items, known, False, True, opened.begun_ns, opened.committed_ns, custom)
+        trees = frozenset(name for name, stored in opened.stored.items() if stored.state is not None)
+        return cls(target, items, known, False, True, trees, opened.begun_ns, opened.committed_ns, custom)
 
     def place_of(self, name: str) -> _trees.Place:
         """Where an item is, for a load."""

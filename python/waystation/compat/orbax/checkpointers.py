@@ -206,7 +206,7 @@ class Checkpointer(AbstractCheckpointer):
             own = self._arguments(args, kwargs, for_save=False)
             if isinstance(self._handler, CompositeCheckpointHandler):
                 return self._handler.items.restore(found.path, own, found)
-            return _items.restore_one(found.place_of(self._one(found)), self._handler, own)
+            return _items.restore_one(found, self._one(found), self._handler, own)
 
     def _one(self, found: _items.Found) -> str:
         """The one item of a checkpoint."""
