@@ -10,12 +10,13 @@ In a program of several processes all of them make every call, in the same order
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -270,40 +271,65 @@ class _Told(SaveDecisionPolicy):
 class _Seen:
     """The steps that a program sees, by age; what it does not see any more the core is to remove.
 
-    As a preservation policy it keeps what is seen, and what other programs have saved.
+    As a preservation policy it keeps what is seen, what other programs have saved, and what gives way to a
+    step whose save has not ended.
+
+    Attributes:
+        infos: What is seen.
+        in_flight: Says which steps are being saved.
+        beginning: A step that will be, if nothing is in the way.
     """
 
     def __init__(self, policy: PreservationPolicy) -> None:
         self._policy = policy
         self.infos: list[Info] = []
-        self._gone: set[int] = set()
+        self.in_flight: Callable[[], Collection[int]] = tuple
+        self._gone: dict[int, int] = {}  # with the step that each gives way to
+        self.beginning: int | None = None
 
-    def saved(self) -> tuple[list[Info], set[int]]:
+    def saved(self) -> tuple[list[Info], dict[int, int]]:
         """What `restore` takes."""
-        return self.infos, set(self._gone)
+        return self.infos, dict(self._gone)
 
-    def restore(self, before: tuple[list[Info], set[int]]) -> None:
+    def restore(self, before: tuple[list[Info], dict[int, int]]) -> None:
         """As it was before."""
         self.infos, self._gone = before
 
     def begin(self, infos: Sequence[Info]) -> None:
         """These are there."""
         self.infos = list(infos)
-        self._gone -= {info.step for info in infos}
+        for info in infos:
+            self._gone.pop(info.step, None)
 
-    def add(self, info: Info) -> None:
-        """A step is being saved; what is not kept beside it is not seen any more."""
+    @contextlib.contextmanager
+    def adding(self, info: Info) -> Iterator[None]:
+        """A step begins to be saved within the block; what is not kept beside it is not seen any more. If the
+        block fails, it is seen again."""
+        before = self.saved()
+        self.beginning = info.step
+        try:
+            self._add(info)
+            yield
+        except BaseException:
+            self.restore(before)
+            raise
+        finally:
+            self.beginning = None
+
+    def _add(self, info: Info) -> None:
         known = [*(other for other in self.infos if other.step != info.step), info]
         flags = self._policy.should_preserve(known, context=PreservationContext())
-        self._gone.discard(info.step)
-        self._gone |= {other.step for other, keeps in zip(known, flags, strict=True) if not keeps}
+        gone = {other.step: info.step for other, keeps in zip(known, flags, strict=True) if not keeps}
+        self._gone.pop(info.step, None)
+        self._gone = {**self._gone, **gone}
         self.infos = [other for other, keeps in zip(known, flags, strict=True) if keeps]
 
     def recount(self, infos: Sequence[Info]) -> None:
         """These are there or being saved, after one that was could not be."""
         flags = self._policy.should_preserve(infos, context=PreservationContext())
         self.infos = [info for info, keeps in zip(infos, flags, strict=True) if keeps]
-        self._gone = {info.step for info, keeps in zip(infos, flags, strict=True) if not keeps}
+        gone = [info.step for info, keeps in zip(infos, flags, strict=True) if not keeps]
+        self._gone = dict.fromkeys(gone, infos[-1].step if infos else 0)
 
     def drop(self, step: int) -> None:
         """A step is not there any more."""
@@ -311,7 +337,9 @@ class _Seen:
 
     def should_preserve(self, checkpoints: Sequence[Info], *, context: PreservationContext) -> Sequence[bool]:
         """See `PreservationPolicy`."""
-        return [info.step not in self._gone for info in checkpoints]
+        unsure = {self.beginning, *self.in_flight()} - {info.step for info in checkpoints}
+        gone = self._gone
+        return [info.step not in gone or gone[info.step] in unsure for info in checkpoints]
 
 
 class _Core(Sequencer):
@@ -320,6 +348,7 @@ class _Core(Sequencer):
     def __init__(self, directory: str, seen: _Seen, **options: Any) -> None:
         super().__init__(directory, preservation_policy=seen, **options)
         self._decisions.known = lambda: seen.infos
+        seen.in_flight = self._place.catalogue.in_flight
 
     def known(self) -> list[Info]:
         """The steps that are there or being saved, by age."""
@@ -485,7 +514,8 @@ class CheckpointManager:
         core = self._core
         if core is None:
             return self._seen.infos
-        if not all(core.is_known(info.step) for info in self._seen.infos):
+        beginning = self._seen.beginning  # of another thread
+        if not all(core.is_known(info.step) or info.step == beginning for info in self._seen.infos):
             self._seen.recount(core.known())  # a save has failed: what it was to replace stays
         return self._seen.infos
 
@@ -596,22 +626,16 @@ class CheckpointManager:
             if options.enable_async_checkpointing
             else core.save_checkpointables
         )
-        before = self._seen.saved()
-        try:
-            # First: what is not kept beside it goes with its commit, which may come at once.
-            self._seen.add(core.described(step, counted))
-            with context_with(options.changes, *saved.changes):
-                act(
-                    step,
-                    saved.checkpointables,
-                    force=True,
-                    overwrite=core.is_known(step),  # the only one that is whole, which the core has kept
-                    metrics=None if options.prevent_write_metrics else counted,
-                    custom_metadata=custom_metadata,
-                )
-        except BaseException:
-            self._seen.restore(before)
-            raise
+        # First: what is not kept beside it goes with its commit, which may come at once.
+        with self._seen.adding(core.described(step, counted)), context_with(options.changes, *saved.changes):
+            act(
+                step,
+                saved.checkpointables,
+                force=True,
+                overwrite=core.is_known(step),  # the only one that is whole, which the core has kept
+                metrics=None if options.prevent_write_metrics else counted,
+                custom_metadata=custom_metadata,
+            )
         self._metrics[step] = counted
 
     def _arguments(self, items: Any, save_kwargs: Any, args: Any) -> dict[str, Any]:
