@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import waystation.compat.orbax as ocp
 
@@ -66,3 +67,34 @@ def test_steps_that_give_way_to_a_save_stay_until_it_is_committed(tmp_path: Path
         gates[2].set()
         manager.wait_until_finished()
         assert on_disk(tmp_path) == ["1", "2"]
+
+
+# ---- options and arguments ---------------------------------------------------------------------
+
+
+def test_a_manager_that_is_not_to_create_its_directory_finds_nothing_there(tmp_path: Path) -> None:
+    root, options = tmp_path / "a" / "b", ocp.CheckpointManagerOptions(create=False)
+    with ocp.CheckpointManager(root, options=options) as manager:
+        assert manager.latest_step() is None
+        manager.reload()
+        manager.wait_until_finished()
+        with pytest.raises(FileNotFoundError):
+            manager.restore(None)
+        with pytest.raises(FileNotFoundError):
+            manager.delete(0)
+        assert not root.parent.exists()
+        assert manager.save(3, args=ocp.args.StandardSave({"w": np.ones(3)}))
+        manager.wait_until_finished()
+        assert manager.all_steps() == [3]
+    with ocp.CheckpointManager(root, options=options) as manager:
+        assert manager.latest_step() == 3
+
+
+def test_what_is_no_handler_is_refused_at_once(tmp_path: Path) -> None:
+    options: Any = ocp.CheckpointManagerOptions(max_to_keep=1)
+    with pytest.raises(ValueError, match="options="):
+        ocp.CheckpointManager(tmp_path / "c", options)
+    with pytest.raises(ValueError, match="JsonCheckpointHandler"):
+        ocp.CheckpointManager(tmp_path / "c", item_handlers={"config": ocp.JsonCheckpointHandler})
+    with pytest.raises(ValueError, match="save_interval_steps"):
+        ocp.CheckpointManagerOptions(save_interval_steps=0)

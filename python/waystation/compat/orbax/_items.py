@@ -234,8 +234,8 @@ class Items:
 
     @property
     def known(self) -> list[str]:
-        """The names that were given first."""
-        return [*self._names, *self._handlers]
+        """The names that are known."""
+        return list(dict.fromkeys([*self._names, *self._handlers]))
 
     def known_handler(self, name: str) -> Any:
         """The handler of an item, as far as that is known; None otherwise."""

@@ -22,7 +22,6 @@ from typing import Any, Self
 
 from waystation import storage
 from waystation._errors import (
-    CheckpointNotFound,
     InvalidInput,
     StepAlreadyExistsError,
     StepNotFoundError,
@@ -92,7 +91,7 @@ class CheckpointManagerOptions:
         step_prefix: What stands before the number in the name of a directory.
         step_format_fixed_length: To how many digits the number is padded.
         step_name_format: The names of directories, instead of these two.
-        create: Make the directory.
+        create: Make the directory at once; else the first save makes it.
         cleanup_tmp_directories: Remove what interrupted saves have left.
         save_on_steps: Save at these steps, too.
         single_host_load_and_broadcast: Has no effect: one process always lists the steps for all.
@@ -155,6 +154,8 @@ class CheckpointManagerOptions:
     lightweight_initialize: bool = False
 
     def __post_init__(self) -> None:
+        if self.save_interval_steps < 1:
+            raise InvalidInput(f"save_interval_steps must be 1 or more, not {self.save_interval_steps}")
         if self.best_mode not in ("min", "max"):
             raise InvalidInput(f"best_mode must be 'min' or 'max', not {self.best_mode!r:.60}")
         if self.max_to_keep is not None and self.max_to_keep < 0:
@@ -438,6 +439,7 @@ class CheckpointManager:
         context = copy_of_current()
         self._options.changes(context)
         self._core: _Core | None = None
+        self._begin: Callable[[], _Core] | None = None  # of a directory that is not there yet
         self._reader: ReadingCheckpointer = self._opened(directory, context, logger)
         self._look()
 
@@ -464,6 +466,13 @@ class CheckpointManager:
         if registry is not None:
             self._is_single = None if not any(item for item, _ in registry.get_all_entries()) else False
         handlers = {name: getattr(value, "handler", value) for name, value in handlers.items()}
+        for name, handler in handlers.items():
+            if isinstance(handler, type) or not callable(getattr(handler, "restore", None)):
+                shown = handler.__name__ if isinstance(handler, type) else f"a {type(handler).__name__}"
+                raise InvalidInput(
+                    f"item '{name}' must have a handler or a checkpointer, an object with save and restore, "
+                    f"not {shown}; options are given by their name, options=…"
+                )
         return _items.Items(given["item_names"] or (), handlers, registry)
 
     def _opened(
@@ -474,22 +483,35 @@ class CheckpointManager:
         if options.read_only:
             place = Place(root, options.name_format(), context)
             return _Reading(place, with_records=not options.is_light)
-        if not options.create and not storage.is_in_store(root) and not storage.is_there(root):
-            raise CheckpointNotFound(
-                f"there is no directory '{root}'; make it, or leave create at True", path=root
+
+        def begin() -> _Core:
+            return _Core(
+                root,
+                self._seen,
+                context=context,
+                save_decision_policy=options.save_policy(),
+                step_name_format=options.name_format(),
+                custom_metadata=dict(self._metadata)
+                if self._metadata and options.save_root_metadata
+                else None,
+                cleanup_tmp_directories=options.cleanup_tmp_directories,
+                lightweight_initialize=options.is_light,
+                logger=logger,
+                removed_to=options.todelete_subdir,
             )
-        self._core = _Core(
-            root,
-            self._seen,
-            context=context,
-            save_decision_policy=options.save_policy(),
-            step_name_format=options.name_format(),
-            custom_metadata=dict(self._metadata) if self._metadata and options.save_root_metadata else None,
-            cleanup_tmp_directories=options.cleanup_tmp_directories,
-            lightweight_initialize=options.is_light,
-            logger=logger,
-            removed_to=options.todelete_subdir,
-        )
+
+        if not options.create and not storage.is_in_store(root) and not storage.is_there(root):
+            self._begin = begin
+            return _Reading(Place(root, options.name_format(), context), with_records=not options.is_light)
+        self._core = begin()
+        return self._core
+
+    def _saving(self) -> _Core | None:
+        """What saves; None where nothing may. Without `create` the first save makes the directory."""
+        if self._begin is not None:
+            self._core, self._begin = self._begin(), None
+            self._reader = self._core
+            self._look()
         return self._core
 
     def _look(self) -> None:
@@ -559,9 +581,8 @@ class CheckpointManager:
 
     def should_save(self, step: int) -> bool:
         """Whether `save` would save a step."""
-        if self._core is None:
-            return False
-        return self._core.should_save(as_step(step))
+        core = self._saving()
+        return core is not None and core.should_save(as_step(step))
 
     def reached_preemption(self, step: int) -> bool:
         """Whether this is the step to save at because the program will be ended."""
@@ -599,7 +620,7 @@ class CheckpointManager:
             WaystationError: What an earlier save in the background has failed with.
         """
         own = self._arguments(items, save_kwargs, args)
-        core = self._core
+        core = self._saving()
         if core is None:
             _log.warning("step %s is not saved: the manager of '%s' is read-only", step, self.directory)
             return False
@@ -803,10 +824,11 @@ class CheckpointManager:
             FileNotFoundError: There is none.
         """
         number = as_step(step)
-        if self._core is None:
+        core = self._saving() if number in self.all_steps() else self._core
+        if self._options.read_only:
             _log.warning("step %s is not removed: the manager of '%s' is read-only", step, self.directory)
             return
-        if number not in self.all_steps():
+        if core is None or number not in self.all_steps():
             raise StepNotFoundError(
                 f"there is no checkpoint of step {number} in '{self.directory}'",
                 step=number,
@@ -814,7 +836,7 @@ class CheckpointManager:
             )
         self._seen.drop(number)
         with context_with(self._options.changes):
-            self._core.delete(number)
+            core.delete(number)
 
     def is_saving_in_progress(self) -> bool:
         """Whether a save has not ended."""
