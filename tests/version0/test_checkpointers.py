@@ -617,3 +617,30 @@ def test_items_of_handlers_with_different_options_come_back(layout: Any, tmp_pat
             other = manager.restore(0, args=theirs.args.Composite(**asked))
         for name in own:
             assert_same(found[name], other[name], name)
+
+
+# ---- handlers of older programs ----------------------------------------------------------------
+
+
+@both
+def test_a_handler_without_registered_arguments_gets_what_is_passed(library: Any, tmp_path: Path) -> None:
+    class Text(library.CheckpointHandler):  # type: ignore[misc, name-defined]
+        def save(self, directory: Any, item: str, upper: bool = False) -> None:
+            (directory / "text").write_text(item.upper() if upper else item)
+
+        def restore(self, directory: Any, item: Any = None, times: int = 1) -> str:
+            return str((directory / "text").read_text()) * times
+
+    with library.Checkpointer(Text()) as checkpointer:
+        checkpointer.save(tmp_path / "c", "ab", upper=True)
+        assert checkpointer.restore(tmp_path / "c") == "AB"
+        assert checkpointer.restore(tmp_path / "c", times=2) == "ABAB"
+    savers = {"text": library.Checkpointer(Text()), "state": library.PyTreeCheckpointer()}
+    for _ in range(2):
+        with library.CheckpointManager(tmp_path / "m", savers) as manager:
+            if manager.latest_step() is None:
+                manager.save(0, {"text": "ab", "state": {"n": 1}})
+                manager.wait_until_finished()
+            found = manager.restore(0)
+            assert (found["text"], found["state"]) == ("ab", {"n": 1})
+            assert manager.restore(0, {"text": None}, {"text": {"times": 2}})["text"] == "abab"

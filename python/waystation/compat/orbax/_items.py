@@ -41,6 +41,24 @@ _JSON = "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHa
 # ---- a handler of this interface, as the core calls it -----------------------------------------
 
 
+class Plain(args_lib.CheckpointArgs):
+    """What a handler without registered arguments takes, as older programs pass it.
+
+    Attributes:
+        args: In order.
+        kwargs: By name.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.args, self.kwargs = args, kwargs
+
+
+def _called(method: Callable[..., Any], directory: Any, args: Any) -> Any:
+    if isinstance(args, Plain):
+        return method(directory, *args.args, **args.kwargs)
+    return method(directory, args=args)
+
+
 @dataclasses.dataclass(frozen=True)
 class Called:
     """An item that its handler saves or restores.
@@ -63,10 +81,10 @@ class CalledHandler:
         path = await directory.await_creation()
         futures: Sequence[Any] = ()
         if callable(getattr(handler, "async_save", None)):
-            begun = handler.async_save(path, args=args)
+            begun = _called(handler.async_save, path, args)
             futures = (await begun if inspect.isawaitable(begun) else begun) or ()
         else:
-            handler.save(path, args=args)
+            _called(handler.save, path, args)
         options = current_options()
         session = open_session(f"end of the item '{path}'", options)
 
@@ -89,7 +107,7 @@ class CalledHandler:
         """Has the handler restore."""
         assert abstract_checkpointable is not None, "it is never asked for without"
         called = abstract_checkpointable
-        found = called.handler.restore(directory, args=called.args)
+        found = _called(called.handler.restore, directory, called.args)
 
         async def restored() -> Any:
             return await found if inspect.isawaitable(found) else found
@@ -305,7 +323,7 @@ class Items:
         if handler is None:
             return None
         if not args_lib.has_registered_args(handler):
-            return handler, None
+            return handler, Plain()
         return handler, args_lib.get_registered_args_cls(handler)[1]()
 
     def _of_registry(self, name: str) -> Any:

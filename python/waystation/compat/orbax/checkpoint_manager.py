@@ -699,8 +699,10 @@ class CheckpointManager:
                 raise InvalidInput(
                     f"item '{name}' has no handler; give args, such as args.StandardSave(state)"
                 )
-            kinds = args_lib.get_registered_args_cls(handler)
-            made[name] = kinds[0 if for_save else 1](given.get(name), **(more.get(name) or {}))
+            kind: Any = _items.Plain
+            if args_lib.has_registered_args(handler):
+                kind = args_lib.get_registered_args_cls(handler)[0 if for_save else 1]
+            made[name] = kind(given.get(name), **(more.get(name) or {}))
         return made
 
     # ---- restoring ------------------------------------------------------------------------------
