@@ -406,3 +406,241 @@ def test_the_native_layout(tmp_path: Path) -> None:
         assert_same(manager.restore(0).state, waystation.load(tmp_path / "run" / "0"), "state")
     with pytest.raises(InvalidInput, match="'orbax' or 'native'"):
         ours.set_layout("zip")  # type: ignore[arg-type]
+
+
+# ---- the same array at several places ----------------------------------------------------------
+
+
+@both
+def test_save_args_are_of_one_place_not_of_all_where_an_array_is(library: Any, tmp_path: Path) -> None:
+    shared, host = jnp.arange(8.0) / 3, np.arange(8.0) / 3
+    item = {"params": shared, "ema": shared, "host": host, "small": host}
+    half = np.dtype(jnp.bfloat16)
+    save_args = {
+        "params": library.SaveArgs(),
+        "ema": library.SaveArgs(dtype=half),
+        "host": library.SaveArgs(),
+        "small": library.SaveArgs(dtype=np.dtype(np.float16)),
+    }
+    with library.PyTreeCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "c", item, save_args=save_args)
+        found = checkpointer.restore(tmp_path / "c")
+    assert {name: str(leaf.dtype) for name, leaf in found.items()} == {
+        "params": "float32",
+        "ema": "bfloat16",
+        "host": "float64",
+        "small": "float16",
+    }
+
+
+@both
+def test_save_args_are_of_one_item_not_of_all_where_an_array_is(library: Any, tmp_path: Path) -> None:
+    args, weights = library.args, {"w": jnp.arange(8.0) / 3}
+    small = {"w": library.SaveArgs(dtype=np.dtype(jnp.bfloat16))}
+    with library.CheckpointManager(tmp_path / "c") as manager:
+        own = args.Composite(full=args.PyTreeSave(weights), small=args.PyTreeSave(weights, save_args=small))
+        manager.save(0, args=own)
+        manager.wait_until_finished()
+        wanted = args.Composite(full=args.PyTreeRestore(), small=args.PyTreeRestore())
+        found = manager.restore(0, args=wanted)
+    assert (found.full["w"].dtype, found.small["w"].dtype) == (jnp.float32, jnp.bfloat16)
+
+
+# ---- transformations ---------------------------------------------------------------------------
+
+
+def transformed(library: Any, path: Path, item: Any, transforms: Any, **options: Any) -> Any:
+    args = library.args.PyTreeRestore(
+        item,
+        restore_args=library.checkpoint_utils.construct_restore_args(item),
+        transforms=transforms,
+        **options,
+    )
+    with library.PyTreeCheckpointer() as checkpointer:
+        return checkpointer.restore(path, args=args)
+
+
+def host(*values: float) -> Any:
+    return np.array(values, np.float32)
+
+
+TRANSFORMS: dict[str, Callable[[Any], tuple[Any, Any, dict[str, Any]]]] = {
+    "what is not there stays abstract": lambda library: (
+        {"a": host(0, 0), "new": jax.ShapeDtypeStruct((2,), jnp.float32)},
+        {},
+        {},
+    ),
+    "what is not there stays": lambda library: ({"a": host(0, 0), "new": host(7)}, {}, {}),
+    "nothing by default": lambda library: (
+        {"a": host(9, 9), "n": host(7)},
+        {"n": library.Transform(original_key="b")},
+        {"transforms_default_to_original": False},
+    ),
+    "the fallback is the original": lambda library: (
+        {"a": host(9, 9), "b": host(7)},
+        {"a": library.Transform(use_fallback=True)},
+        {"transforms_default_to_original": False},
+    ),
+    "the fallback is not there": lambda library: (
+        {"new": host(7)},
+        {"new": library.Transform(use_fallback=True)},
+        {"transforms_default_to_original": False},
+    ),
+    "a function of a value": lambda library: (
+        {"x": host(0, 0)},
+        {"x": library.RestoreTransform(original_key="a", value_fn=lambda value: value * 2)},
+        {},
+    ),
+    "a function of the tree": lambda library: (
+        {"x": host(0)},
+        {
+            "x": library.RestoreTransform(
+                multi_value_fn=lambda name, tree, args: (name, tree["a"].sum() + tree["b"].sum()),
+                multi_value_fn_input_args={"[ab]": library.RestoreArgs(restore_type=np.ndarray)},
+            )
+        },
+        {},
+    ),
+    "renamed": lambda library: (
+        {"m": {"a": host(0, 0)}},
+        {r"m/(.*)": library.Transform(original_key=r"\1")},
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_transformations_give_the_same(case: Any, tmp_path: Path) -> None:
+    with theirs.PyTreeCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "c", {"a": host(1, 2), "b": host(3), "c": host(4)})
+    found = {}
+    for name, library in LIBRARIES.items():
+        item, transforms, options = case(library)
+        found[name] = outcome(
+            lambda library=library, item=item, transforms=transforms, options=options: transformed(  # type: ignore[misc]
+                library, tmp_path / "c", item, transforms, **options
+            )
+        )
+    mine, other = found["ours"], found["theirs"]
+    assert (mine.error is None) == (other.error is None), (mine, other)
+    if other.error is None:
+        assert jax.tree.map(str, mine.value) == jax.tree.map(str, other.value)
+
+
+def test_a_transformation_reads_only_what_it_needs_and_checks_shapes(tmp_path: Path) -> None:
+    with ours.PyTreeCheckpointer(use_ocdbt=False) as checkpointer:
+        checkpointer.save(tmp_path / "c", {"a": jnp.ones((4, 2)), "other": np.ones(9)})
+    for data in (tmp_path / "c" / "other").glob("[0-9]*"):
+        data.write_bytes(b"?")
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[3])
+    found = transformed(
+        ours, tmp_path / "c", {"a": jax.ShapeDtypeStruct((4, 2), "float32", sharding=one)}, {}
+    )
+    assert found["a"].sharding == one
+    with pytest.raises(InvalidInput):
+        transformed(ours, tmp_path / "c", {"a": jax.ShapeDtypeStruct((2, 2), "float32", sharding=one)}, {})
+
+
+# ---- leaves ------------------------------------------------------------------------------------
+
+
+def test_a_handler_of_leaves_that_writes_itself_is_refused(tmp_path: Path) -> None:
+    class Doubling(ours.type_handlers.NumpyHandler):
+        async def serialize(self, values: Any, infos: Any, args: Any = None) -> Any:
+            raise AssertionError
+
+    with pytest.raises(Unsupported, match="Doubling"):
+        ours.type_handlers.register_type_handler(np.ndarray, Doubling(), override=True)
+
+
+@both
+def test_a_number_is_restored_as_the_dtype_asks(library: Any, tmp_path: Path) -> None:
+    with library.PyTreeCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "c", {"i": 7})
+        found = checkpointer.restore(
+            tmp_path / "c", restore_args={"i": library.RestoreArgs(dtype=np.float32)}
+        )
+    assert type(found["i"]) is float
+
+
+@pytest.mark.parametrize("implementation", ["rbg", "unsafe_rbg", "threefry2x32"])
+def test_keys_of_all_implementations_come_back(implementation: str, tmp_path: Path) -> None:
+    key = jax.random.key(1, impl=implementation)
+    with ours.CheckpointManager(tmp_path / "c") as manager:
+        manager.save(0, args=ours.args.Composite(key=ours.args.JaxRandomKeySave(key)))
+        manager.wait_until_finished()
+        found = manager.restore(0, args=ours.args.Composite(key=ours.args.JaxRandomKeyRestore())).key
+    assert found.dtype == key.dtype
+    assert (jax.random.key_data(found) == jax.random.key_data(key)).all()
+
+
+# ---- trees that are stored in different ways ---------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["orbax", "native"])
+def test_items_of_handlers_with_different_options_come_back(layout: Any, tmp_path: Path) -> None:
+    args = ours.args
+    handlers = {
+        "first": ours.PyTreeCheckpointHandler(),
+        "zarr3": ours.PyTreeCheckpointHandler(use_zarr3=True),
+        "files": ours.PyTreeCheckpointHandler(use_ocdbt=False),
+        "standard": ours.StandardCheckpointHandler(),
+    }
+    item = {"w": jnp.arange(6.0), "n": 3}
+    ours.set_layout(layout)
+    try:
+        with ours.CheckpointManager(tmp_path / "c", item_handlers=handlers) as manager:
+            own = {
+                name: args.PyTreeSave(item, custom_metadata={"of": name})
+                for name in handlers
+                if name != "standard"
+            }
+            small = args.PyTreeSave(
+                item, ocdbt_target_data_file_size=1 << 10, custom_metadata={"of": "first"}
+            )
+            own["first"] = small
+            manager.save(0, args=args.Composite(**own, standard=args.StandardSave(item)))
+    finally:
+        ours.set_layout("orbax")
+    asked = {name: args.PyTreeRestore() for name in own} | {"standard": args.StandardRestore(item)}
+    with ours.CheckpointManager(tmp_path / "c", item_names=list(handlers)) as manager:
+        found = manager.restore(0, args=args.Composite(**asked))
+        for name in handlers:
+            assert_same(found[name], item, name)
+            assert_same(manager.restore(0)[name], item, name)
+        described = manager.item_metadata(0)
+    assert waystation.verify(tmp_path / "c" / "0").damages == []
+    if layout == "orbax":
+        assert {name: described[name].custom_metadata for name in own} == {name: {"of": name} for name in own}
+        with theirs.CheckpointManager(tmp_path / "c", item_names=list(handlers)) as manager:
+            asked = {name: theirs.args.PyTreeRestore() for name in own}
+            other = manager.restore(0, args=theirs.args.Composite(**asked))
+        for name in own:
+            assert_same(found[name], other[name], name)
+
+
+# ---- handlers of older programs ----------------------------------------------------------------
+
+
+@both
+def test_a_handler_without_registered_arguments_gets_what_is_passed(library: Any, tmp_path: Path) -> None:
+    class Text(library.CheckpointHandler):  # type: ignore[misc, name-defined]
+        def save(self, directory: Any, item: str, upper: bool = False) -> None:
+            (directory / "text").write_text(item.upper() if upper else item)
+
+        def restore(self, directory: Any, item: Any = None, times: int = 1) -> str:
+            return str((directory / "text").read_text()) * times
+
+    with library.Checkpointer(Text()) as checkpointer:
+        checkpointer.save(tmp_path / "c", "ab", upper=True)
+        assert checkpointer.restore(tmp_path / "c") == "AB"
+        assert checkpointer.restore(tmp_path / "c", times=2) == "ABAB"
+    savers = {"text": library.Checkpointer(Text()), "state": library.PyTreeCheckpointer()}
+    for _ in range(2):
+        with library.CheckpointManager(tmp_path / "m", savers) as manager:
+            if manager.latest_step() is None:
+                manager.save(0, {"text": "ab", "state": {"n": 1}})
+                manager.wait_until_finished()
+            found = manager.restore(0)
+            assert (found["text"], found["state"]) == ("ab", {"n": 1})
+            assert manager.restore(0, {"text": None}, {"text": {"times": 2}})["text"] == "abab"

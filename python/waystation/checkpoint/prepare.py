@@ -203,12 +203,14 @@ def with_scoped_options(
     if options.array.saving.storage_options_for is not None:
         raise InvalidInput("set either scoped_storage_options_creator or storage_options_for, not both")
     chosen: dict[int, StorageOptions | None] = {}
+    of_state = getattr(creator, "of_state", None)  # one that tells states apart, whose key paths may be equal
     for name, state in states.items():
+        ask = creator if of_state is None else of_state(name)
         values, structure = flatten(state)
         paths, entry = structure.key_paths(), described[name]
         entry.expand()
         for number, source in zip(entry.array_leaf_numbers, entry.sources, strict=True):
-            answer: object = creator(registry.keys_of_program(paths[number]), values[number])
+            answer: object = ask(registry.keys_of_program(paths[number]), values[number])
             if answer is not None and not isinstance(answer, StorageOptions):
                 raise InvalidInput(
                     f"scoped_storage_options_creator must return StorageOptions or None, not {answer!r}",

@@ -41,6 +41,24 @@ _JSON = "orbax.checkpoint._src.handlers.json_checkpoint_handler.JsonCheckpointHa
 # ---- a handler of this interface, as the core calls it -----------------------------------------
 
 
+class Plain(args_lib.CheckpointArgs):
+    """What a handler without registered arguments takes, as older programs pass it.
+
+    Attributes:
+        args: In order.
+        kwargs: By name.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.args, self.kwargs = args, kwargs
+
+
+def _called(method: Callable[..., Any], directory: Any, args: Any) -> Any:
+    if isinstance(args, Plain):
+        return method(directory, *args.args, **args.kwargs)
+    return method(directory, args=args)
+
+
 @dataclasses.dataclass(frozen=True)
 class Called:
     """An item that its handler saves or restores.
@@ -63,10 +81,10 @@ class CalledHandler:
         path = await directory.await_creation()
         futures: Sequence[Any] = ()
         if callable(getattr(handler, "async_save", None)):
-            begun = handler.async_save(path, args=args)
+            begun = _called(handler.async_save, path, args)
             futures = (await begun if inspect.isawaitable(begun) else begun) or ()
         else:
-            handler.save(path, args=args)
+            _called(handler.save, path, args)
         options = current_options()
         session = open_session(f"end of the item '{path}'", options)
 
@@ -89,7 +107,7 @@ class CalledHandler:
         """Has the handler restore."""
         assert abstract_checkpointable is not None, "it is never asked for without"
         called = abstract_checkpointable
-        found = called.handler.restore(directory, args=called.args)
+        found = _called(called.handler.restore, directory, called.args)
 
         async def restored() -> Any:
             return await found if inspect.isawaitable(found) else found
@@ -172,7 +190,7 @@ def saved(items: Mapping[str, tuple[Any, Any]]) -> Saved:
         remembered[name] = Remembered(args_lib.name_of(type(handler)), custom)
     if chosen is None:
         changes.append(TreeOptions().apply)
-    options = _trees.storage_options(list(states.values()))
+    options = _trees.storage_options(states)
     if options is not None:
         changes.append(options)
     changes.append(_path_class)
@@ -234,8 +252,8 @@ class Items:
 
     @property
     def known(self) -> list[str]:
-        """The names that were given first."""
-        return [*self._names, *self._handlers]
+        """The names that are known."""
+        return list(dict.fromkeys([*self._names, *self._handlers]))
 
     def known_handler(self, name: str) -> Any:
         """The handler of an item, as far as that is known; None otherwise."""
@@ -305,7 +323,7 @@ class Items:
         if handler is None:
             return None
         if not args_lib.has_registered_args(handler):
-            return handler, None
+            return handler, Plain()
         return handler, args_lib.get_registered_args_cls(handler)[1]()
 
     def _of_registry(self, name: str) -> Any:
@@ -346,7 +364,7 @@ class Items:
                         "not have; give arguments for it"
                     )
                 continue
-            restored[name] = restore_one(found.place_of(name), *pair)
+            restored[name] = restore_one(found, name, *pair)
         if args is None and METRICS in found.handlers:
             restored[METRICS] = step_records.read(storage.as_path(found.path)).metrics
         return Composite(**restored)
@@ -365,7 +383,7 @@ class Items:
         if pair is None:
             return None
         place = found.place_of(name)
-        if is_tree_handler(pair[0]):
+        if is_tree_handler(pair[0]) and name in found.trees:
             return _trees.metadata(place, found.directory_of(name))
         try:
             return pair[0].metadata(storage.as_path(found.directory_of(name)))
@@ -398,9 +416,11 @@ def _of_layout(typestr: str) -> type | None:
     return known if isinstance(known, type) else None
 
 
-def restore_one(place: _trees.Place, handler: Any, args: Any) -> Any:
-    """Restores one item by its handler."""
-    if is_tree_handler(handler):
+def restore_one(found: Found, name: str, handler: Any, args: Any) -> Any:
+    """Restores one item of a checkpoint by its handler."""
+    place = found.place_of(name)
+    # A tree that its handler has written, as options of its own have it, is read by the handler, too.
+    if is_tree_handler(handler) and name in found.trees:
         return _trees.restore(place, args, handler.changes)
     called = Called(handler, args)
     with context_with(_path_class, lambda context: _set_registry(context, ItemRegistry())):
@@ -417,6 +437,7 @@ class Found:
         handlers: All that the checkpoint says of handlers, of metrics too.
         is_flat: Whether its one item lies in the directory of the checkpoint itself.
         is_native: Whether it is in Waystation's own layout.
+        trees: The items that are trees which the core itself has saved, or could have.
         begun_ns: When its save began.
         committed_ns: When it was committed.
         custom_metadata: What was given to the save.
@@ -427,6 +448,7 @@ class Found:
     handlers: Mapping[str, str]
     is_flat: bool
     is_native: bool
+    trees: frozenset[str]
     begun_ns: int | None
     committed_ns: int | None
     custom_metadata: dict[str, Any]
@@ -461,6 +483,7 @@ class Found:
                 handlers,
                 is_flat,
                 False,
+                frozenset(name for name, item in found.items.items() if item.is_tree),
                 said.init_timestamp_nsecs,
                 said.commit_timestamp_nsecs,
                 dict(said.custom_metadata),
@@ -469,7 +492,8 @@ class Found:
         items = {name: stored.handler for name, stored in opened.stored.items()}
         known = {name: handler for name, handler in items.items() if handler is not None}
         custom = dict(opened.custom_metadata or {})
-        return cls(target, items, known, False, True, opened.begun_ns, opened.committed_ns, custom)
+        trees = frozenset(name for name, stored in opened.stored.items() if stored.state is not None)
+        return cls(target, items, known, False, True, trees, opened.begun_ns, opened.committed_ns, custom)
 
     def place_of(self, name: str) -> _trees.Place:
         """Where an item is, for a load."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -249,9 +250,12 @@ class _ByLeaves(_Loaded):
             else:
                 leaves.append(abstract_leaf(known, restore_args.get(name)))
         changes = [_partial] if args.partial_restore else []
-        if any(isinstance(own, ArrayRestoreArgs) and not own.strict for own in restore_args.values()):
-            changes.append(_padded)
-        return self.load(jax.unflatten(structure, leaves), *changes)
+        return self.load(jax.unflatten(structure, leaves), *changes, *self._padding(restore_args))
+
+    def _padding(self, restore_args: Named) -> list[Callable[[Context], None]]:
+        """What lets arrays be cut or filled, if arguments ask for it."""
+        is_lax = any(isinstance(own, ArrayRestoreArgs) and not own.strict for own in restore_args.values())
+        return [_padded] if is_lax else []
 
     def _restore_args(self) -> Named:
         given = self._args.restore_args
@@ -279,38 +283,62 @@ class _ByLeaves(_Loaded):
         if args.item is None:
             raise InvalidInput("transforms need item, the tree whose leaves are to be made")
         restore_args = self._restore_args()
-        original = self.load(None)
+        pairs, structure = jax.flatten_with_path(self.stored, is_leaf=is_empty_node)
+        needed = self._needed(restore_args, self.stored_leaves())
+        original = self.load(
+            jax.unflatten(
+                structure,
+                [
+                    value if is_empty_node(value) else needed.get(str_keypath(path), ...)
+                    for path, value in pairs
+                ],
+            ),
+            *self._padding(restore_args),
+        )
 
         def call(function: Any, name: str, *arguments: Any) -> Any:
             own = restore_args.get(tuple(name.split("/")))
-            of_restore = isinstance(self._transform_of(name), transform_utils.RestoreTransform)
+            of_restore = isinstance(self._transform_of(name)[1], transform_utils.RestoreTransform)
             return function(*arguments, *([own or RestoreArgs()] if of_restore else []))
 
-        made = transform_utils.transformed(
+        return transform_utils.transformed(
             original, args.transforms, args.item, args.transforms_default_to_original, call
         )
-        pairs, structure = jax.flatten_with_path(made, is_leaf=is_empty_node)
-        return jax.unflatten(
-            structure, [_as_asked(value, restore_args.get(str_keypath(path))) for path, value in pairs]
-        )
+
+    def _needed(self, restore_args: Named, stored: Named) -> Named:
+        """The abstract leaves of what is to be read: those that the tree is made of."""
+        default = self._args.transforms_default_to_original
+        needed: Named = {}
+        for path, value in named(self._args.item).items():
+            if is_empty_node(value) and value is not None:
+                continue
+            name = "/".join(path)
+            match, transform = self._transform_of(name)
+            if transform is not None and transform.multi_value_fn is not None:
+                asked = getattr(transform, "multi_value_fn_input_args", None)
+                for source, known in stored.items():
+                    own = _input_args("/".join(source), asked)
+                    if own is not None and not is_empty_node(known):
+                        needed.setdefault(source, abstract_leaf(known, own))
+            found = transform_utils.source_of(name, match, transform, default)
+            source = () if found is None else tuple(found.split("/"))
+            if found is not None and source in stored and not is_empty_node(stored[source]):
+                needed.setdefault(source, abstract_leaf(stored[source], restore_args.get(path)))
+        return needed
 
     def _transform_of(self, name: str) -> Any:
         return transform_utils.transformation_of(name, self._args.transforms)
 
 
+def _input_args(name: str, asked: Mapping[str, Any] | None) -> Any:
+    """The `RestoreArgs` of a leaf that a function needs; None if it does not need it."""
+    if asked is None:
+        return RestoreArgs()
+    return next((own for key, own in asked.items() if re.fullmatch(key, name)), None)
+
+
 def _is_restore_args(value: Any) -> bool:
     return isinstance(value, RestoreArgs) or hasattr(value, "restore_type")
-
-
-def _as_asked(value: Any, own: Any) -> Any:
-    """A value that a transformation has made, as arguments of its leaf ask for."""
-    if own is None or is_empty_node(value) or own.restore_type is None:
-        return value
-    if hasattr(own, "sharding"):
-        return jax.placed(value, own.dtype, _sharding_of(own))
-    if own.restore_type is np.ndarray:
-        return np.asarray(value, own.dtype)
-    return own.restore_type(value) if own.restore_type in _SCALARS else value
 
 
 def _sharding_of(own: Any) -> Any:
@@ -342,8 +370,10 @@ def abstract_leaf(known: Any, own: Any) -> Any:
             sharding = getattr(known, "sharding", None)
         return jax.ShapeDtypeStruct(tuple(shape), dtype or stored_dtype, sharding=sharding)
     if kind is None:
-        if dtype is None or isinstance(known, _SCALARS):
+        if dtype is None:
             return known
+        if isinstance(known, _SCALARS):
+            return type(np.zeros((), dtype).item())
         sharding = getattr(known, "sharding", None)
         is_jax = isinstance(known, jax.ShapeDtypeStruct)
         return (
@@ -363,38 +393,54 @@ def abstract_leaf(known: Any, own: Any) -> Any:
 # ---- saving ------------------------------------------------------------------------------------
 
 
-def storage_options(pairs: Sequence[tuple[Any, Any]]) -> Callable[[Context], None] | None:
-    """What sets the options of leaves, of trees with their `SaveArgs`; None if nothing is asked for."""
-    chosen: dict[int, StorageOptions] = {}
-    kept = []  # so that no other object gets the identity of one
-    for item, save_args in pairs:
-        if save_args is None:
-            continue
-        leaves = named(item)
-        for path, own in named(
-            save_args, lambda value: isinstance(value, SaveArgs) or hasattr(value, "aggregate")
-        ).items():
-            options = _storage_options_of(own)
-            if options is not None and path in leaves and not isinstance(leaves[path], _SCALARS):
-                chosen[id(leaves[path])] = options
-                kept.append(leaves[path])
-    if not chosen:
+def storage_options(states: Mapping[str, tuple[Any, Any]]) -> Callable[[Context], None] | None:
+    """What sets the options of leaves, of trees by name with their `SaveArgs`; None if nothing is asked."""
+    chosen = {name: _Chosen(item, save_args) for name, (item, save_args) in states.items()}
+    if not any(own.options for own in chosen.values()):
         return None
 
     def apply(context: Context) -> None:
-        context.array.saving.scoped_storage_options_creator = _Chosen(chosen, kept)
+        context.array.saving.scoped_storage_options_creator = _ByState(chosen)
 
     return apply
 
 
-class _Chosen:
-    """Says how one leaf is stored."""
+class _ByState:
+    """Says how a leaf of one of several trees is stored."""
 
-    def __init__(self, chosen: Mapping[int, StorageOptions], kept: list[Any]) -> None:
-        self._chosen, self._kept = chosen, kept
+    def __init__(self, chosen: Mapping[str, _Chosen]) -> None:
+        self._chosen = chosen
+
+    def of_state(self, name: str) -> _Chosen:
+        """What says it of the leaves of one of them."""
+        return self._chosen[name]
 
     def __call__(self, key: tuple[Any, ...], value: Any) -> StorageOptions | None:
-        return self._chosen.get(id(value))
+        raise AssertionError("the core asks of each tree")
+
+
+class _Chosen:
+    """Says how a leaf of a tree is stored. One array may be there at several places."""
+
+    def __init__(self, item: Any, save_args: Any) -> None:
+        self.options: Named = {}
+        self._item = item  # so that no other object gets the identity of one
+        self._paths: dict[int, list[tuple[str, ...]]] = {}
+        if save_args is None:
+            return
+        leaves = named(item)
+        for path, value in leaves.items():
+            self._paths.setdefault(id(value), []).append(path)
+        asked = named(save_args, lambda value: isinstance(value, SaveArgs) or hasattr(value, "aggregate"))
+        for path, own in asked.items():
+            options = _storage_options_of(own)
+            if options is not None and path in leaves and not isinstance(leaves[path], _SCALARS):
+                self.options[path] = options
+
+    def __call__(self, key: tuple[Any, ...], value: Any) -> StorageOptions | None:
+        paths = self._paths.get(id(value), ())
+        found: StorageOptions | None = self.options.get(paths[0] if len(paths) == 1 else str_keypath(key))
+        return found
 
 
 def _storage_options_of(own: Any) -> StorageOptions | None:

@@ -10,18 +10,18 @@ In a program of several processes all of them make every call, in the same order
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from waystation import storage
 from waystation._errors import (
-    CheckpointNotFound,
     InvalidInput,
     StepAlreadyExistsError,
     StepNotFoundError,
@@ -91,7 +91,7 @@ class CheckpointManagerOptions:
         step_prefix: What stands before the number in the name of a directory.
         step_format_fixed_length: To how many digits the number is padded.
         step_name_format: The names of directories, instead of these two.
-        create: Make the directory.
+        create: Make the directory at once; else the first save makes it.
         cleanup_tmp_directories: Remove what interrupted saves have left.
         save_on_steps: Save at these steps, too.
         single_host_load_and_broadcast: Has no effect: one process always lists the steps for all.
@@ -154,6 +154,8 @@ class CheckpointManagerOptions:
     lightweight_initialize: bool = False
 
     def __post_init__(self) -> None:
+        if self.save_interval_steps < 1:
+            raise InvalidInput(f"save_interval_steps must be 1 or more, not {self.save_interval_steps}")
         if self.best_mode not in ("min", "max"):
             raise InvalidInput(f"best_mode must be 'min' or 'max', not {self.best_mode!r:.60}")
         if self.max_to_keep is not None and self.max_to_keep < 0:
@@ -270,40 +272,65 @@ class _Told(SaveDecisionPolicy):
 class _Seen:
     """The steps that a program sees, by age; what it does not see any more the core is to remove.
 
-    As a preservation policy it keeps what is seen, and what other programs have saved.
+    As a preservation policy it keeps what is seen, what other programs have saved, and what gives way to a
+    step whose save has not ended.
+
+    Attributes:
+        infos: What is seen.
+        in_flight: Says which steps are being saved.
+        beginning: A step that will be, if nothing is in the way.
     """
 
     def __init__(self, policy: PreservationPolicy) -> None:
         self._policy = policy
         self.infos: list[Info] = []
-        self._gone: set[int] = set()
+        self.in_flight: Callable[[], Collection[int]] = tuple
+        self._gone: dict[int, int] = {}  # with the step that each gives way to
+        self.beginning: int | None = None
 
-    def saved(self) -> tuple[list[Info], set[int]]:
+    def saved(self) -> tuple[list[Info], dict[int, int]]:
         """What `restore` takes."""
-        return self.infos, set(self._gone)
+        return self.infos, dict(self._gone)
 
-    def restore(self, before: tuple[list[Info], set[int]]) -> None:
+    def restore(self, before: tuple[list[Info], dict[int, int]]) -> None:
         """As it was before."""
         self.infos, self._gone = before
 
     def begin(self, infos: Sequence[Info]) -> None:
         """These are there."""
         self.infos = list(infos)
-        self._gone -= {info.step for info in infos}
+        for info in infos:
+            self._gone.pop(info.step, None)
 
-    def add(self, info: Info) -> None:
-        """A step is being saved; what is not kept beside it is not seen any more."""
+    @contextlib.contextmanager
+    def adding(self, info: Info) -> Iterator[None]:
+        """A step begins to be saved within the block; what is not kept beside it is not seen any more. If the
+        block fails, it is seen again."""
+        before = self.saved()
+        self.beginning = info.step
+        try:
+            self._add(info)
+            yield
+        except BaseException:
+            self.restore(before)
+            raise
+        finally:
+            self.beginning = None
+
+    def _add(self, info: Info) -> None:
         known = [*(other for other in self.infos if other.step != info.step), info]
         flags = self._policy.should_preserve(known, context=PreservationContext())
-        self._gone.discard(info.step)
-        self._gone |= {other.step for other, keeps in zip(known, flags, strict=True) if not keeps}
+        gone = {other.step: info.step for other, keeps in zip(known, flags, strict=True) if not keeps}
+        self._gone.pop(info.step, None)
+        self._gone = {**self._gone, **gone}
         self.infos = [other for other, keeps in zip(known, flags, strict=True) if keeps]
 
     def recount(self, infos: Sequence[Info]) -> None:
         """These are there or being saved, after one that was could not be."""
         flags = self._policy.should_preserve(infos, context=PreservationContext())
         self.infos = [info for info, keeps in zip(infos, flags, strict=True) if keeps]
-        self._gone = {info.step for info, keeps in zip(infos, flags, strict=True) if not keeps}
+        gone = [info.step for info, keeps in zip(infos, flags, strict=True) if not keeps]
+        self._gone = dict.fromkeys(gone, infos[-1].step if infos else 0)
 
     def drop(self, step: int) -> None:
         """A step is not there any more."""
@@ -311,7 +338,9 @@ class _Seen:
 
     def should_preserve(self, checkpoints: Sequence[Info], *, context: PreservationContext) -> Sequence[bool]:
         """See `PreservationPolicy`."""
-        return [info.step not in self._gone for info in checkpoints]
+        unsure = {self.beginning, *self.in_flight()} - {info.step for info in checkpoints}
+        gone = self._gone
+        return [info.step not in gone or gone[info.step] in unsure for info in checkpoints]
 
 
 class _Core(Sequencer):
@@ -320,6 +349,7 @@ class _Core(Sequencer):
     def __init__(self, directory: str, seen: _Seen, **options: Any) -> None:
         super().__init__(directory, preservation_policy=seen, **options)
         self._decisions.known = lambda: seen.infos
+        seen.in_flight = self._place.catalogue.in_flight
 
     def known(self) -> list[Info]:
         """The steps that are there or being saved, by age."""
@@ -409,6 +439,7 @@ class CheckpointManager:
         context = copy_of_current()
         self._options.changes(context)
         self._core: _Core | None = None
+        self._begin: Callable[[], _Core] | None = None  # of a directory that is not there yet
         self._reader: ReadingCheckpointer = self._opened(directory, context, logger)
         self._look()
 
@@ -435,6 +466,13 @@ class CheckpointManager:
         if registry is not None:
             self._is_single = None if not any(item for item, _ in registry.get_all_entries()) else False
         handlers = {name: getattr(value, "handler", value) for name, value in handlers.items()}
+        for name, handler in handlers.items():
+            if isinstance(handler, type) or not callable(getattr(handler, "restore", None)):
+                shown = handler.__name__ if isinstance(handler, type) else f"a {type(handler).__name__}"
+                raise InvalidInput(
+                    f"item '{name}' must have a handler or a checkpointer, an object with save and restore, "
+                    f"not {shown}; options are given by their name, options=…"
+                )
         return _items.Items(given["item_names"] or (), handlers, registry)
 
     def _opened(
@@ -445,22 +483,35 @@ class CheckpointManager:
         if options.read_only:
             place = Place(root, options.name_format(), context)
             return _Reading(place, with_records=not options.is_light)
-        if not options.create and not storage.is_in_store(root) and not storage.is_there(root):
-            raise CheckpointNotFound(
-                f"there is no directory '{root}'; make it, or leave create at True", path=root
+
+        def begin() -> _Core:
+            return _Core(
+                root,
+                self._seen,
+                context=context,
+                save_decision_policy=options.save_policy(),
+                step_name_format=options.name_format(),
+                custom_metadata=dict(self._metadata)
+                if self._metadata and options.save_root_metadata
+                else None,
+                cleanup_tmp_directories=options.cleanup_tmp_directories,
+                lightweight_initialize=options.is_light,
+                logger=logger,
+                removed_to=options.todelete_subdir,
             )
-        self._core = _Core(
-            root,
-            self._seen,
-            context=context,
-            save_decision_policy=options.save_policy(),
-            step_name_format=options.name_format(),
-            custom_metadata=dict(self._metadata) if self._metadata and options.save_root_metadata else None,
-            cleanup_tmp_directories=options.cleanup_tmp_directories,
-            lightweight_initialize=options.is_light,
-            logger=logger,
-            removed_to=options.todelete_subdir,
-        )
+
+        if not options.create and not storage.is_in_store(root) and not storage.is_there(root):
+            self._begin = begin
+            return _Reading(Place(root, options.name_format(), context), with_records=not options.is_light)
+        self._core = begin()
+        return self._core
+
+    def _saving(self) -> _Core | None:
+        """What saves; None where nothing may. Without `create` the first save makes the directory."""
+        if self._begin is not None:
+            self._core, self._begin = self._begin(), None
+            self._reader = self._core
+            self._look()
         return self._core
 
     def _look(self) -> None:
@@ -485,7 +536,8 @@ class CheckpointManager:
         core = self._core
         if core is None:
             return self._seen.infos
-        if not all(core.is_known(info.step) for info in self._seen.infos):
+        beginning = self._seen.beginning  # of another thread
+        if not all(core.is_known(info.step) or info.step == beginning for info in self._seen.infos):
             self._seen.recount(core.known())  # a save has failed: what it was to replace stays
         return self._seen.infos
 
@@ -529,9 +581,8 @@ class CheckpointManager:
 
     def should_save(self, step: int) -> bool:
         """Whether `save` would save a step."""
-        if self._core is None:
-            return False
-        return self._core.should_save(as_step(step))
+        core = self._saving()
+        return core is not None and core.should_save(as_step(step))
 
     def reached_preemption(self, step: int) -> bool:
         """Whether this is the step to save at because the program will be ended."""
@@ -569,7 +620,7 @@ class CheckpointManager:
             WaystationError: What an earlier save in the background has failed with.
         """
         own = self._arguments(items, save_kwargs, args)
-        core = self._core
+        core = self._saving()
         if core is None:
             _log.warning("step %s is not saved: the manager of '%s' is read-only", step, self.directory)
             return False
@@ -596,22 +647,16 @@ class CheckpointManager:
             if options.enable_async_checkpointing
             else core.save_checkpointables
         )
-        before = self._seen.saved()
-        try:
-            # First: what is not kept beside it goes with its commit, which may come at once.
-            self._seen.add(core.described(step, counted))
-            with context_with(options.changes, *saved.changes):
-                act(
-                    step,
-                    saved.checkpointables,
-                    force=True,
-                    overwrite=core.is_known(step),  # the only one that is whole, which the core has kept
-                    metrics=None if options.prevent_write_metrics else counted,
-                    custom_metadata=custom_metadata,
-                )
-        except BaseException:
-            self._seen.restore(before)
-            raise
+        # First: what is not kept beside it goes with its commit, which may come at once.
+        with self._seen.adding(core.described(step, counted)), context_with(options.changes, *saved.changes):
+            act(
+                step,
+                saved.checkpointables,
+                force=True,
+                overwrite=core.is_known(step),  # the only one that is whole, which the core has kept
+                metrics=None if options.prevent_write_metrics else counted,
+                custom_metadata=custom_metadata,
+            )
         self._metrics[step] = counted
 
     def _arguments(self, items: Any, save_kwargs: Any, args: Any) -> dict[str, Any]:
@@ -654,8 +699,10 @@ class CheckpointManager:
                 raise InvalidInput(
                     f"item '{name}' has no handler; give args, such as args.StandardSave(state)"
                 )
-            kinds = args_lib.get_registered_args_cls(handler)
-            made[name] = kinds[0 if for_save else 1](given.get(name), **(more.get(name) or {}))
+            kind: Any = _items.Plain
+            if args_lib.has_registered_args(handler):
+                kind = args_lib.get_registered_args_cls(handler)[0 if for_save else 1]
+            made[name] = kind(given.get(name), **(more.get(name) or {}))
         return made
 
     # ---- restoring ------------------------------------------------------------------------------
@@ -779,10 +826,11 @@ class CheckpointManager:
             FileNotFoundError: There is none.
         """
         number = as_step(step)
-        if self._core is None:
+        core = self._saving() if number in self.all_steps() else self._core
+        if self._options.read_only:
             _log.warning("step %s is not removed: the manager of '%s' is read-only", step, self.directory)
             return
-        if number not in self.all_steps():
+        if core is None or number not in self.all_steps():
             raise StepNotFoundError(
                 f"there is no checkpoint of step {number} in '{self.directory}'",
                 step=number,
@@ -790,7 +838,7 @@ class CheckpointManager:
             )
         self._seen.drop(number)
         with context_with(self._options.changes):
-            self._core.delete(number)
+            core.delete(number)
 
     def is_saving_in_progress(self) -> bool:
         """Whether a save has not ended."""

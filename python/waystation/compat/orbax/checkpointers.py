@@ -172,10 +172,7 @@ class Checkpointer(AbstractCheckpointer):
                 return own
             kwargs = {}
         if not args_lib.has_registered_args(self._handler):
-            raise InvalidInput(
-                f"{type(self._handler).__name__} has no registered arguments; register them by "
-                "args.register_with_handler"
-            )
+            return _items.Plain(*args, **kwargs)
         kinds = args_lib.get_registered_args_cls(self._handler)
         return kinds[0 if for_save else 1](*args, **kwargs)
 
@@ -206,7 +203,7 @@ class Checkpointer(AbstractCheckpointer):
             own = self._arguments(args, kwargs, for_save=False)
             if isinstance(self._handler, CompositeCheckpointHandler):
                 return self._handler.items.restore(found.path, own, found)
-            return _items.restore_one(found.place_of(self._one(found)), self._handler, own)
+            return _items.restore_one(found, self._one(found), self._handler, own)
 
     def _one(self, found: _items.Found) -> str:
         """The one item of a checkpoint."""

@@ -13,13 +13,14 @@ import concurrent.futures
 import inspect
 import json
 import os
-from collections.abc import Coroutine, Mapping, MutableMapping
+from collections.abc import Callable, Coroutine, Mapping, MutableMapping
 from typing import Any, Protocol
 
 from waystation import _native, storage
 from waystation._errors import Conflict, InvalidInput, NoHandler, Unsupported
 from waystation.checkpoint.context import Context
 from waystation.checkpoint.handlers.choice import STATE
+from waystation.checkpoint.handlers.registry import Remembered
 from waystation.checkpoint.handlers.simple import writes_here
 from waystation.checkpoint.nested_orbax import NestedTree
 from waystation.compat.orbax import _trees
@@ -157,11 +158,23 @@ class _TreeHandler(AsyncCheckpointHandler):
         state = self.check(args)
         directory = os.fspath(getattr(directory, "path", directory))
         storage.make_directory(directory, parents=True)
-        options = _trees.storage_options([(state, args.save_args)])
-        with context_with(self.changes, *([] if options is None else [options])):
+        changes = [self.changes, self._remembering(args.custom_metadata)]
+        options = _trees.storage_options({STATE: (state, args.save_args)})
+        with context_with(*changes, *([] if options is None else [options])):
             saving = NestedTree(directory)
             saving.prepare(state)
         return [ThreadFuture(saving.finish)]
+
+    def _remembering(self, custom_metadata: Any) -> Callable[[Context], None]:
+        """What has the metadata of a tree hold the program's own."""
+        from waystation.compat.orbax._items import ItemRegistry
+
+        registry = ItemRegistry({STATE: Remembered(args_lib.name_of(type(self)), custom_metadata)})
+
+        def apply(context: Context) -> None:
+            context.checkpointables.registry = registry
+
+        return apply
 
     def restore(
         self,
@@ -543,10 +556,10 @@ class JaxRandomKeyCheckpointHandler(_RandomKeyHandler):
     _default_name = "jax_random_key"
 
     def _taken(self, args: Any) -> tuple[AsyncCheckpointHandler, Any, dict[str, Any]]:
-        data, said = args.item, {"typed": False}
+        data, said = args.item, dict[str, Any](typed=False)
         if jax.is_key_array(data):
-            data, _ = jax.key_data(data)
-            said = {"typed": True}
+            data, implementation = jax.key_data(data)
+            said = {"typed": True, "impl": implementation}
         return ArrayCheckpointHandler(), args_lib.ArraySave(data, args.save_args), said
 
     def _given(self, directory: Any, args: Any, said: Mapping[str, Any]) -> Any:

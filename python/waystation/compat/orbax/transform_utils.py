@@ -24,7 +24,8 @@ class Transform:
     Attributes:
         original_key: The leaf that it is made of, divided by slashes, with what groups of the expression have
             matched (`\\1`); None for the one of the same name.
-        use_fallback: Take it from the new tree as it is.
+        use_fallback: Take it from the new tree as it is; from the original one if `default_to_original` is
+            False.
         value_fn: Makes the leaf of the original one.
         multi_value_fn: Makes it of its own name and the whole original tree.
     """
@@ -37,10 +38,11 @@ class Transform:
 
 @dataclasses.dataclass
 class RestoreTransform(Transform):
-    """The same, in a restore. Its functions get the `RestoreArgs` of the leaf as their last argument.
+    """The same, in a restore. `multi_value_fn` gets the `RestoreArgs` of the leaf as its last argument.
 
     Attributes:
-        multi_value_fn_input_args: Of the leaves that `multi_value_fn` needs, the `RestoreArgs`.
+        multi_value_fn_input_args: Of the leaves that `multi_value_fn` needs, the `RestoreArgs`, by regular
+            expressions; None restores all leaves for it, as they were saved.
     """
 
     multi_value_fn_input_args: dict[str, Any] | None = None
@@ -81,7 +83,7 @@ def transformed(
     default_to_original: bool,
     call: Callable[..., Any],
 ) -> Any:
-    """See `apply_transformations`; functions of transformations are called by `call(function, name, …)`."""
+    """See `apply_transformations`; a `multi_value_fn` is called by `call(function, name, …)`."""
     original = to_flat_dict(original_tree, sep=_SEPARATOR, keep_empty_nodes=True)
     known = _flat(transformations)
     pairs, structure = jax.flatten_with_path(new_tree, is_leaf=is_empty_node)
@@ -94,13 +96,21 @@ def transformed(
         elif found is None:
             made.append(original.get(name, fallback) if default_to_original else fallback)
         else:
-            made.append(_made(name, found, transform or Transform(), fallback, original, original_tree, call))
+            made.append(
+                _made(
+                    name,
+                    found,
+                    transform or Transform(),
+                    _Given(fallback, original, original_tree, default_to_original),
+                    call,
+                )
+            )
     return jax.unflatten(structure, made)
 
 
-def transformation_of(name: str, transformations: Any) -> Any:
-    """The transformation that makes the leaf of a name; None if there is none."""
-    return _matching(name, _flat(transformations))[1]
+def transformation_of(name: str, transformations: Any) -> tuple[re.Match[str] | None, Transform | None]:
+    """How the key of the transformation that makes a leaf matches its name, and the transformation."""
+    return _matching(name, _flat(transformations))
 
 
 def _flat(transformations: Any) -> dict[str, Any]:
@@ -116,31 +126,69 @@ def _matching(name: str, known: dict[str, Any]) -> tuple[re.Match[str] | None, A
     return None, None
 
 
-def _made(
-    name: str,
-    found: re.Match[str],
-    transform: Transform,
-    fallback: Any,
-    original: dict[str, Any],
-    original_tree: Any,
-    call: Callable[..., Any],
-) -> Any:
+@dataclasses.dataclass(frozen=True)
+class _Given:
+    """What a leaf can be made of.
+
+    Attributes:
+        fallback: That of the new tree.
+        original: The leaves of the original tree, by their names.
+        original_tree: That tree.
+        default_to_original: Whether leaves are those of the original tree where nothing else is said.
+    """
+
+    fallback: Any
+    original: dict[str, Any]
+    original_tree: Any
+    default_to_original: bool
+
+
+def source_of(
+    name: str, found: re.Match[str] | None, transform: Transform | None, default_to_original: bool
+) -> str | None:
+    """The name of the original leaf that one is made of.
+
+    Args:
+        name: The leaf of the new tree.
+        found: How the key of its transformation matches that name; None without one.
+        transform: The transformation.
+        default_to_original: As in `apply_transformations`.
+
+    Returns:
+        The name; None if it is made of none, or of any.
+
+    Raises:
+        ValueError: The transformation contradicts itself.
+    """
+    if found is None or transform is None:
+        return name if default_to_original else None
     if transform.use_fallback:
         if transform.original_key or transform.value_fn or transform.multi_value_fn:
-            raise InvalidInput(
-                f"the transformation of '{name}' takes it from the new tree, and so makes nothing"
-            )
-        return fallback
+            raise InvalidInput(f"the transformation of '{name}' takes it as it is, and so makes nothing")
+        # The fallback is what leaves without a transformation are not.
+        return None if default_to_original else name
     if transform.multi_value_fn is not None:
         if transform.original_key or transform.value_fn:
             raise InvalidInput(f"the transformation of '{name}' has two ways to make it; give one")
-        return call(transform.multi_value_fn, name, name, original_tree)
+        return None
     key = transform.original_key
-    source = name if key is None else found.expand(key if isinstance(key, str) else _SEPARATOR.join(key))
-    if source not in original:
+    if key is None:
+        return name
+    return found.expand(key if isinstance(key, str) else _SEPARATOR.join(key))
+
+
+def _made(
+    name: str, found: re.Match[str], transform: Transform, given: _Given, call: Callable[..., Any]
+) -> Any:
+    source = source_of(name, found, transform, given.default_to_original)
+    if transform.multi_value_fn is not None:
+        return call(transform.multi_value_fn, name, name, given.original_tree)
+    if source is None:
+        return given.fallback
+    if source not in given.original:
         raise InvalidInput(f"'{name}' is to be made of '{source}', which the original tree does not have")
-    value = original[source]
-    return value if transform.value_fn is None else call(transform.value_fn, name, value)
+    value = given.original[source]
+    return value if transform.value_fn is None else transform.value_fn(value)
 
 
 def merge_trees(*trees: Any, target: Any = None) -> Any:

@@ -334,7 +334,7 @@ class _Registry:
         override: bool = False,
         ignore_warnings: bool = False,
     ) -> None:
-        if not isinstance(handler, TypeHandler) or type(handler).apply is TypeHandler.apply:
+        if not _says_options_only(handler):
             TypeHandler.apply(handler, Context())
         known = next((number for number, entry in enumerate(self._entries) if entry[0] is ty), None)
         if known is not None and not override:
@@ -360,6 +360,12 @@ class _Registry:
     def apply(self, context: Context) -> None:
         for _, _, handler in self._entries:
             handler.apply(context)
+
+
+def _says_options_only(handler: Any) -> bool:
+    """Whether a handler is of this module, or of a subclass that would not store or read leaves itself."""
+    own = isinstance(handler, TypeHandler) and type(handler).apply is not TypeHandler.apply
+    return own and not any(hasattr(handler, name) for name in ("serialize", "deserialize"))
 
 
 def _is_subclass(other: Any, ty: Any) -> bool:
