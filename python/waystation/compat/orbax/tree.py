@@ -56,17 +56,17 @@ def str_keypath(keypath: Sequence[Any]) -> Path:
     return tuple(str(get_key_name(key)) for key in keypath)
 
 
-def is_empty_node(value: Any) -> bool:
+def is_empty_node(x: Any) -> bool:
     """Whether a value is None or an empty container."""
-    return value is None or (isinstance(value, dict | list | tuple) and not value)
+    return x is None or (isinstance(x, dict | list | tuple) and not x)
 
 
-def is_empty_or_leaf(value: Any) -> bool:
+def is_empty_or_leaf(x: Any) -> bool:
     """Whether a value has no children."""
-    if is_empty_node(value):
+    if is_empty_node(x):
         return True
-    leaves = jax.tree_leaves(value, is_leaf=lambda node: node is not value)
-    return len(leaves) == 1 and leaves[0] is value
+    leaves = jax.tree_leaves(x, is_leaf=lambda node: node is not x)
+    return len(leaves) == 1 and leaves[0] is x
 
 
 def paths_of(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[tuple[tuple[Any, ...], Any]]:
