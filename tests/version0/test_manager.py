@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orbax.checkpoint as theirs
 import pytest
 
 import waystation.compat.orbax as ocp
@@ -98,3 +99,16 @@ def test_what_is_no_handler_is_refused_at_once(tmp_path: Path) -> None:
         ocp.CheckpointManager(tmp_path / "c", item_handlers={"config": ocp.JsonCheckpointHandler})
     with pytest.raises(ValueError, match="save_interval_steps"):
         ocp.CheckpointManagerOptions(save_interval_steps=0)
+
+
+def test_a_missing_item_is_not_taken_for_a_missing_checkpoint(tmp_path: Path) -> None:
+    """Programs that find no file begin anew, which a misspelled item must not make them do."""
+    kinds = []
+    for library in (ocp, theirs):
+        with library.CheckpointManager(tmp_path / library.__name__) as manager:
+            manager.save(0, args=library.args.Composite(params=library.args.StandardSave({"a": np.ones(2)})))
+            manager.wait_until_finished()
+            with pytest.raises(KeyError, match="param") as raised:
+                manager.restore(0, args=library.args.Composite(param=library.args.StandardRestore()))
+            kinds.append(isinstance(raised.value, FileNotFoundError))
+    assert kinds == [False, False]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from waystation import storage
-from waystation._errors import CheckpointableNotFound, CheckpointNotFound, InvalidInput, WaystationError
+from waystation._errors import CheckpointNotFound, InvalidInput, InvalidLayoutError, WaystationError
 from waystation._options.in_effect import current_options
 from waystation.checkpoint import opening
 from waystation.checkpoint.context import Context
@@ -57,6 +57,16 @@ def _called(method: Callable[..., Any], directory: Any, args: Any) -> Any:
     if isinstance(args, Plain):
         return method(directory, *args.args, **args.kwargs)
     return method(directory, args=args)
+
+
+class ItemNotFound(InvalidLayoutError, KeyError):
+    """A checkpoint has no item of that name.
+
+    As with Orbax it is no FileNotFoundError: programs take that for a run that has not begun.
+    """
+
+    def __str__(self) -> str:
+        return WaystationError.__str__(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -352,7 +362,7 @@ class Items:
         restored = {}
         for name, own in wanted.items():
             if name not in found.items:
-                raise CheckpointableNotFound(
+                raise ItemNotFound(
                     f"checkpoint '{path}' has no item '{name}'; it has: {', '.join(sorted(found.items))}",
                     path=path,
                 )
