@@ -42,7 +42,7 @@ print(type(pickle.loads(pickle.dumps(Own()))), file=sys.stderr)
 """
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(15)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_does_and_ends_as_ever(name: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)

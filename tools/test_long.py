@@ -2,6 +2,7 @@
 
     python tools/test_long.py               # each part to its end: hours
     python tools/test_long.py --seconds 3600  # each part gets an equal share of what is left of the time
+    python tools/test_long.py --parts 7 10    # these parts alone, by their numbers (--list shows them)
 
 A part that its share ends has still tested what it came to. Exits with 1 if a part fails.
 """
@@ -112,9 +113,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seconds", type=float, help="how long all parts together may take, about")
     parser.add_argument("--processes", default="auto", help="of pytest")
+    parser.add_argument("--parts", type=int, nargs="+", metavar="NUMBER", help="run these alone; by default all")
+    parser.add_argument("--list", action="store_true", help="print the parts and run nothing")
     options = parser.parse_args()
     begin_s = time.monotonic()
-    left = parts(options.processes)
+    known = dict(enumerate(parts(options.processes), start=1))
+    unknown = set(options.parts or ()) - known.keys()
+    if unknown:
+        parser.error(f"there is no part {min(unknown)}; the parts are 1 to {len(known)}")
+    if options.list:
+        for number, part in known.items():
+            print(f"{number:2}  {part.what}: {' '.join(part.command)}")
+        return
+    left = [part for number, part in known.items() if number in (options.parts or known)]
     rows = []
     while left:
         part = left.pop(0)

@@ -36,6 +36,8 @@ def test_the_model_is_a_safetensors_file_with_the_bytes_of_its_leaves(tmp_path: 
     assert gpu_worker.differing(leaves, loaded) == "copies.1.norm"
 
 
+@pytest.mark.long
+@only_long
 def test_every_way_of_reading_reads_the_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(9 << 20) + b"end")

@@ -18,6 +18,7 @@ from benchmarks.systems import SYSTEMS as EVERY_SYSTEM
 from benchmarks.targets import Line
 from rich.console import Console
 from tests.support import benchmark_processes
+from tests.support.long import only_long
 
 from benchmarks import rounds
 
@@ -171,6 +172,8 @@ def test_the_report_shows_times_caches_and_what_is_missing() -> None:
     assert "missing: instanttensor, 1 runs (load-cold of llama): only CUDA" in shown
 
 
+@pytest.mark.long
+@only_long
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     draw(document(), tmp_path / "loading.svg", LOADING)

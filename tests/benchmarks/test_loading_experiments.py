@@ -328,6 +328,8 @@ def test_samples_become_growth_and_rates() -> None:
     assert max(sampler.gaps_s(found)) == pytest.approx(0.01)
 
 
+@pytest.mark.long
+@only_long
 def test_the_median_run_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     runs = [

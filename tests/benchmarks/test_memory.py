@@ -114,6 +114,8 @@ def test_memory_is_used_round_after_round_by_both_frameworks(tmp_path: Path) -> 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # which the peer says of itself
 @pytest.mark.usefixtures("in_this_process")
+@pytest.mark.long
+@only_long
 def test_the_disk_is_read_into_tensors_that_are_there(tmp_path: Path) -> None:
     with bench_in(tmp_path) as bench:
         for system in checkpoints.ON_DISK["torch"]:

@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from benchmarks.reservoir import Held, Reservoir, end_use, use
 from tests.support.agents import wait_until
+from tests.support.long import only_long
 
 ROOT = Path(__file__).resolve().parents[2]
 NBYTES = 64 << 20
@@ -44,6 +46,8 @@ def test_memory_is_held_between_runs_and_not_during_them() -> None:
     assert resident_bytes() < before + NBYTES // 2
 
 
+@pytest.mark.long
+@only_long
 def test_memory_is_given_as_it_is_used() -> None:
     """What others of the machine use counts as well, and is more than asked for sooner or later."""
     used: list[np.ndarray] = []

@@ -15,6 +15,8 @@ from waystation import grid
 from waystation.layouts.native import merge, read, tables
 
 
+@pytest.mark.long
+@only_long
 def test_parts_are_those_of_the_planner() -> None:
     job = Job(48)
     job.check(range(48))
@@ -45,6 +47,7 @@ def test_the_boxes_of_all_that_load_cover_every_array(processes: int) -> None:
 
 
 @pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.share(2)
 def test_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paged: bool) -> None:
     if paged:
         monkeypatch.setitem(read.read_files.__kwdefaults__, "paged_from_bytes", 0)

@@ -54,7 +54,7 @@ def work(*requests: Request) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", [name for name in PURE if SYSTEMS[name].save_ways])
-@pytest.mark.share(3)
+@pytest.mark.share(9)
 def test_what_a_system_saves_it_loads_byte_for_byte(name: str, tmp_path: Path) -> None:
     loads = [request(tmp_path, name, "load-warm", way) for way in SYSTEMS[name].load_ways]
     saved, *loaded = work(request(tmp_path, name, "save"), *loads)
@@ -62,7 +62,7 @@ def test_what_a_system_saves_it_loads_byte_for_byte(name: str, tmp_path: Path) -
     assert [entry["arrays"] for entry in loaded] == [saved["arrays"]] * len(loads)
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(9)
 @pytest.mark.parametrize("name", [name for name in PURE if SYSTEMS[name].saves_async])
 def test_an_asynchronous_save_is_whole_when_it_has_been_waited_for(name: str, tmp_path: Path) -> None:
     saved, _ = work(
@@ -72,7 +72,7 @@ def test_an_asynchronous_save_is_whole_when_it_has_been_waited_for(name: str, tm
     assert saved["seconds"]["blocking"] <= saved["seconds"]["durable"]
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(12)
 @pytest.mark.parametrize(
     ("name", "way"),
     [(name, way) for name in PURE if not SYSTEMS[name].save_ways for way in SYSTEMS[name].load_ways],
@@ -96,7 +96,7 @@ def test_a_stream_hands_over_every_array_and_the_first_of_them_first(name: str, 
     assert all(outcome["seconds"]["first"] <= outcome["seconds"]["loaded"] for outcome in streamed)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("publisher", PUBLISHERS)
 def test_what_is_published_in_any_form_is_loaded_in_every_framework(publisher: str, tmp_path: Path) -> None:
     state = "minilm" if publisher == "published-original" else "small"

@@ -102,6 +102,7 @@ def leftovers(place: AnyPath) -> list[Any]:
 
 
 @EVERY_PAIR
+@pytest.mark.share(2)
 def test_a_copy_is_the_checkpoint(places: tuple[AnyPath, AnyPath]) -> None:
     source, destination = places[0] / "7", places[1] / "there" / "7"
     mesh = jax.make_mesh((4,), ("x",))
@@ -264,6 +265,7 @@ def kill_in_the_middle(source: AnyPath, destination: AnyPath, whole: int) -> Non
 
 
 @EVERY_PAIR
+@pytest.mark.share(2)
 def test_a_copy_that_was_killed_goes_on_where_it_was(
     places: tuple[AnyPath, AnyPath], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,6 +293,7 @@ def test_a_copy_that_was_killed_goes_on_where_it_was(
 
 
 @EVERY_PAIR
+@pytest.mark.share(2)
 def test_what_a_killed_copy_has_left_of_another_version_is_not_taken(
     places: tuple[AnyPath, AnyPath], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -363,6 +366,7 @@ def test_of_two_copies_at_once_one_wins_and_the_other_leaves_nothing(places: tup
 
 
 @EVERY_PAIR
+@pytest.mark.share(2)
 def test_a_source_that_is_overwritten_meanwhile_is_copied_in_one_version(
     places: tuple[AnyPath, AnyPath], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,7 +136,7 @@ assert not ws.verify(sys.argv[1]).damages
 """
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(6)
 @pytest.mark.skipif(
     not failing_calls.SUPPORTED, reason="the filter of system calls is for x86-64 and AArch64 Linux"
 )

@@ -18,7 +18,7 @@ from tests.support.long import IS_LONG
     not system_calls.SUPPORTED, reason="the tracer knows the system calls of x86-64 Linux only"
 )
 @pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.share(2)
+@pytest.mark.share(8)
 def test_killed_at_every_step(scenario: str, tmp_path: Path) -> None:
     if SCENARIOS[scenario].plain_renames and not plain_renames.SUPPORTED:
         pytest.skip("the filter of system calls is for x86-64 and AArch64 Linux")

@@ -36,6 +36,7 @@ def load(target: Path, layout: str) -> Any:
 
 
 @pytest.mark.parametrize("layout", ["native", "ocdbt", "zarr", "safetensors"])
+@pytest.mark.share(4)
 def test_where_nothing_is_lost_everything_is_right(layout: str, tmp_path: Path) -> None:
     with lossy_mount.mounted(tmp_path / "disk", "nothing") as disk:
         target = disk / ("state.safetensors" if layout == "safetensors" else "checkpoint")
@@ -71,7 +72,7 @@ def assert_refused(save: Callable[[], object], disk: Path) -> None:
     assert os.listdir(disk) == before
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(12)
 @files
 def test_a_file_that_is_lost_when_it_is_closed_fails_the_save(
     layout: str, pattern: str, tmp_path: Path

@@ -83,6 +83,7 @@ def test_casts_of_many_arrays_under_5_mib(many: Path) -> None:
 
 
 @pytest.mark.parametrize("wanted", ["bfloat16", "float64", "float8_e4m3fn"])
+@pytest.mark.share(3)
 def test_the_cast_of_one_large_array_under_4_mib(tmp_path: Path, wanted: str) -> None:
     waystation.save(tmp_path / "checkpoint", {"x": np.ones((2048, 4096), np.float32)})
     assert extra_bytes(tmp_path / "checkpoint", wanted, 4 * MIB) < 4 * MIB + SLACK_BYTES

@@ -98,6 +98,7 @@ def test_a_checkpoint_with_a_damaged_record_is_overwritten_like_any_other(saved:
 
 
 @pytest.mark.parametrize("by_saving", [True, False], ids=["save", "gc"])
+@pytest.mark.share(2)
 def test_orphans_of_the_dead_go_and_nothing_else_does(saved: Path, by_saving: bool) -> None:
     overwrite(saved, 2)  # the record now names a directory of a process that has ended
     (data,) = (path for path in saved.iterdir() if path.is_dir())

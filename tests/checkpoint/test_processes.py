@@ -72,6 +72,7 @@ def test_a_save_leaves_alone_what_may_be_alive(flags: list[str], before: str, tm
 
 
 @pytest.mark.parametrize(("flags", "before"), WITHOUT_TABLE)
+@pytest.mark.share(2)
 def test_saves_go_on_where_no_process_can_be_looked_up(flags: list[str], before: str, tmp_path: Path) -> None:
     target = tmp_path / "checkpoint"
     attempt = begin_and_die(target, flags, before)

@@ -74,7 +74,7 @@ def run(case: str, target: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(16)
 @pytest.mark.parametrize(
     "case",
     [
@@ -134,7 +134,7 @@ print("right")
 
 
 @pytest.mark.parametrize("call", ["save_async", "load_async", "load_checkpointables_async", "delete_async"])
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 def test_what_cannot_go_to_the_background_is_refused_and_nothing_waits_for_it(
     call: str, tmp_path: Path
 ) -> None:

@@ -146,7 +146,7 @@ READS: dict[str, Callable[[Path], None]] = {
 _OF_ORBAX = ("load", "load in the background", "metadata", "compare", "export")
 
 
-@pytest.mark.share(5)
+@pytest.mark.share(20)
 @pytest.mark.parametrize("way", ["swap", "in place"])
 @pytest.mark.parametrize("read", READS)
 def test_what_is_read_beside_overwrites_is_one_version(tmp_path: Path, read: str, way: str) -> None:
@@ -155,7 +155,7 @@ def test_what_is_read_beside_overwrites_is_one_version(tmp_path: Path, read: str
     _read_beside_writers(tmp_path, read, way, "native")
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(12)
 @pytest.mark.parametrize("layout", ["zarr", "ocdbt"])
 @pytest.mark.parametrize("read", _OF_ORBAX)
 def test_so_it_is_in_the_layouts_of_orbax(tmp_path: Path, read: str, layout: str) -> None:

@@ -23,7 +23,7 @@ def check(path: Path) -> None:
         assert set(map(int, state["values"])) == {int(state["number"])}
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(6)
 @pytest.mark.parametrize(
     "calls",
     [

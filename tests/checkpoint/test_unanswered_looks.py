@@ -70,6 +70,7 @@ for name, call in calls.items():
 @pytest.mark.parametrize(
     ("code", "kind"), [("EIO", "Unavailable"), ("ESTALE", "Unavailable"), ("EACCES", "PermissionDenied")]
 )
+@pytest.mark.share(3)
 def test_what_cannot_be_looked_at_is_not_called_absent(code: str, kind: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path), code],

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 from safetensors.numpy import load_file
 from tests.support import disks
-from tests.support.long import amount
+from tests.support.long import amount, only_long
 
 import waystation
 from waystation import errors
@@ -163,6 +163,8 @@ def test_equal_arrays_part_from_those_that_change(tmp_path: Path) -> None:
     assert [each.bytes_shared for each in seen] == [0, frozen.nbytes]
 
 
+@pytest.mark.long
+@only_long
 def test_dead_weight_does_not_grow(tmp_path: Path) -> None:
     """Over many saves, each of which changes other arrays, dead bytes stay fewer than live ones."""
     values = {f"w{number:02}": random(30_000, number) for number in range(40)}

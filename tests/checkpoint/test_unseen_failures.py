@@ -30,7 +30,7 @@ def run(tmp_path: Path, end: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("end", ["", "del saving", "sys.exit(0)", "import jax", "import torch"])
 def test_the_program_fails(tmp_path: Path, end: str) -> None:
     code, out, err = run(tmp_path, end)

@@ -66,6 +66,7 @@ def test_saving_many_arrays_of_4_mb_in_the_background_under_5_mib(tmp_path: Path
 
 
 @pytest.mark.parametrize("mode", ["save", "save_async"])
+@pytest.mark.share(2)
 def test_an_array_larger_than_the_bound_goes_in_pieces(tmp_path: Path, mode: str) -> None:
     assert extra_bytes(tmp_path / "bounded", "numpy-one", mode, 4 * MIB) < 4 * MIB + SLACK_BYTES
 
@@ -80,7 +81,7 @@ def test_without_a_bound_it_takes_more(tmp_path: Path) -> None:
 # ---- the same bytes, whatever the bound --------------------------------------------------------
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("limit", [1, MIB, 3 * MIB, 10 * MIB, 1 << 40])
 def test_leaves_may_be_overwritten_whatever_the_bound(tmp_path: Path, limit: int) -> None:
     mesh = jax.make_mesh((2, 4), ("x", "y"))

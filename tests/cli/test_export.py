@@ -217,6 +217,7 @@ def test_a_failure_leaves_no_trace(exists: bool, saved: Path, tmp_path: Path, ru
 
 
 @pytest.mark.parametrize("name", ["out.safetensors", "out.npz"])
+@pytest.mark.share(2)
 def test_a_disk_that_takes_no_more(name: str, tmp_path: Path) -> None:
     waystation.save(tmp_path / "c", {"first": np.arange(100.0), "large": np.ones((10, 1 << 20))})
     before = sorted(tmp_path.rglob("*"))

@@ -180,6 +180,7 @@ def test_a_wrong_call_is_a_document_too(run) -> None:
 
 
 @pytest.mark.parametrize("as_json", [[], ["--json"]], ids=["text", "json"])
+@pytest.mark.share(2)
 def test_a_closed_pipe_is_no_damage(tmp_path: Path, as_json: list[str]) -> None:
     waystation.save(tmp_path / "checkpoint", {"a": 1})
     reading, writing = os.pipe()

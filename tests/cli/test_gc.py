@@ -73,6 +73,7 @@ def test_where_nobody_can_be_asked_nothing_is_removed(runs: Path, script, dead_a
 
 
 @pytest.mark.parametrize(("answer", "remains"), [(b"n\n", True), (b"y\n", False)])
+@pytest.mark.share(2)
 def test_a_person_is_asked(answer: bytes, remains: bool, runs: Path, dead_attempt) -> None:
     dead = dead_attempt(runs / "step_2")
     ours, theirs = pty.openpty()

@@ -129,7 +129,7 @@ def test_hosts_are_emulated_with_addresses_and_a_secret_of_their_own(tmp_path: P
             emulated(tmp_path / "none", count)
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(12)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -37,6 +37,7 @@ def runs(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     return tmp_path / "runs"
 
 
+@pytest.mark.share(2)
 def test_inspect_shows_the_tree(runs: Path, script) -> None:
     outcome = script("inspect", runs / "step_7")
     head, _, tree = outcome.out.partition("\n\n")
@@ -55,6 +56,7 @@ def test_inspect_shows_the_tree(runs: Path, script) -> None:
     assert any("step    int64[]               8 B  Python number" in line for line in lines)
 
 
+@pytest.mark.share(2)
 def test_inspect_for_programs(runs: Path, script) -> None:
     document = script("inspect", runs / "step_7", "--json").document
     state = document["checkpointables"]["state"]

@@ -25,6 +25,7 @@ def made():
 
 
 @pytest.mark.parametrize("as_bytes", [False, True])
+@pytest.mark.share(2)
 def test_a_file_is_shown(as_bytes: bool, tmp_path: Path, script) -> None:
     path = tmp_path / "program"
     path.write_bytes(encode(parse(TEXT)) if as_bytes else TEXT.encode())

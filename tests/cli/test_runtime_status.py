@@ -106,6 +106,7 @@ def test_top_shows_rates_programs_and_losses(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("arguments", [["status"], ["top", "--once"]])
+@pytest.mark.share(2)
 def test_without_ray_the_extra_is_named(arguments: list[str], tmp_path: Path) -> None:
     # An import of what is None in sys.modules fails as that of a module which is not installed.
     code = "import sys; sys.modules['ray'] = None\nfrom waystation.cli import main; main()"

@@ -183,7 +183,7 @@ def test_all_agents_of_a_file_and_one_that_is_gone(tmp_path: Path, script, agent
         (("--hosts", "none"), "No such file"),
     ],
 )
-@pytest.mark.share(2)
+@pytest.mark.share(6)
 def test_what_is_wrong_is_said(tmp_path: Path, script, arguments: tuple[str, ...], message: str) -> None:
     (tmp_path / "hosts").write_text('{"name": "a"}')
     outcome = script("top", "--once", *arguments)
@@ -254,6 +254,7 @@ def test_samples_are_read_as_they_are_specified() -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 130])
+@pytest.mark.share(2)
 def test_a_narrow_terminal_shows_all_columns_whole(
     agent: Agent, client: _native.AgentClient, columns: int
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.compat import group_scenarios
+from tests.support.long import only_long
 from tests.support.programs import running
 
 COUNTS = [1, 2, 4]
@@ -84,6 +85,7 @@ STREAMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.share(3)
 def test_streams(tmp_path: Path, count: int) -> None:
     model = write(tmp_path / "model")
     assert_alike(values(tmp_path, count, group_scenarios.streamed, model, STREAMS))
@@ -111,6 +113,8 @@ def test_blocks_that_do_not_divide_evenly(tmp_path: Path) -> None:
         assert values(tmp_path, 3, group_scenarios.uneven, model, name, axis) == expected
 
 
+@pytest.mark.long
+@only_long
 def test_process_0_may_leave_before_the_others_have_their_parts(tmp_path: Path) -> None:
     assert values(tmp_path, 3, group_scenarios.left_early, 64 << 20) == [True] * 3
 

@@ -88,7 +88,7 @@ def test_what_cannot_be_is_refused(cell: Cell, place: Place) -> None:
 
 
 @pytest.mark.parametrize("cell", WORKING, ids=str)
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 def test_what_is_saved_is_loaded_replaced_and_deleted(cell: Cell, place: Place) -> None:
     place.save(1, 1)
     place.save(2, 2)
@@ -123,7 +123,7 @@ def test_deletions_in_any_order_leave_the_others_and_nothing_else(cell: Cell, pl
 
 @pytest.mark.long
 @cells("call", "run", "remote")
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 def test_killed_before_any_step_a_save_is_whole_or_invisible(cell: Cell, place: Place) -> None:
     if not cell.is_in_store and not system_calls.SUPPORTED:
         pytest.skip("the tracer knows the system calls of x86-64 Linux only")
@@ -142,7 +142,7 @@ def test_killed_before_any_step_a_save_is_whole_or_invisible(cell: Cell, place: 
 
 @pytest.mark.long
 @cells("call", "run")
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 def test_of_two_writers_of_one_step_one_wins(cell: Cell, place: Place) -> None:
     barrier = threading.Barrier(2)
 
@@ -222,6 +222,7 @@ def test_who_may_only_read_is_told_and_reads(cell: Cell, place: Place) -> None:
 
 
 @cells("call", "run", storages=("s3",))
+@pytest.mark.share(2)
 def test_a_store_over_its_quota_is_told_and_keeps_what_it_has(cell: Cell, place: Place) -> None:
     place.save(1, 1)
     with answering(place, s3.FULL):

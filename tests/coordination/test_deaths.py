@@ -63,7 +63,7 @@ def _calls(framework: str, role: str, count: int) -> range:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("framework", "role"), WALKS)
-@pytest.mark.share(2)
+@pytest.mark.share(8)
 def test_killed_before_any_call_of_the_store(framework: str, role: str, tmp_path: Path) -> None:
     victim, _ = ROLES[role]
     ended, _ = _die(framework, role, None, tmp_path)

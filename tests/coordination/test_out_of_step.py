@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.coordination import scenarios_out_of_step as scenarios
-from tests.support.long import IS_LONG
+from tests.support.long import IS_LONG, only_long
 from tests.support.programs import Raised, running
 
 pytestmark = pytest.mark.long
@@ -48,12 +48,15 @@ def require_out_of_step(errors: list[Raised], *told: str) -> None:
 
 
 @pytest.mark.share(3)
+@pytest.mark.long
+@only_long
 def test_calls_that_open_other_numbers_of_sessions(seen: list[dict[str, Any]]) -> None:
     others = {2: "process 0", 3: "processes 0, 2"}[len(seen)]
     found = of(seen, "other_numbers_of_sessions")
     require_out_of_step(found, f"{others}: save '/a'; process 1: load '/b'. Every process")
 
 
+@pytest.mark.share(3)
 def test_nobody_waits_for_a_slow_process_and_it_is_not_called_out_of_step(seen: list[dict[str, Any]]) -> None:
     require_out_of_step(of(seen, "slow_process"), "process 0: save '/a'; process 1: load '/b'. Every process")
 
@@ -76,6 +79,7 @@ def test_nothing_else_stays_in_the_store(seen: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.share(3)
 def test_a_process_that_dies_meanwhile_is_called_dead(framework: str, tmp_path: Path) -> None:
     with running(
         scenarios.killed, 2, count=3, framework=framework, directory=tmp_path, recoverable=True
@@ -100,6 +104,7 @@ MOST_CALLS = 12
 
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.share(2)
 def test_killed_before_any_call_while_processes_are_out_of_step(framework: str, tmp_path: Path) -> None:
     for call in range(MOST_CALLS) if IS_LONG else range(FRAMEWORKS.index(framework), MOST_CALLS, 6):
         with running(

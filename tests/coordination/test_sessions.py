@@ -63,6 +63,7 @@ def test_any_process_can_be_the_primary(seen: list[dict[str, Any]]) -> None:
         assert decided == b"made by %d" % last
 
 
+@pytest.mark.share(3)
 def test_named_sequences_need_no_common_order(seen: list[dict[str, Any]]) -> None:
     decision = b" ".join(b"%d" % index for index in range(len(seen)))
     assert of(seen, "named_sequences") == [{"first": decision, "other/ß": decision}] * len(seen)

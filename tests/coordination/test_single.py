@@ -43,7 +43,7 @@ def test_only_process_0_can_decide() -> None:
 
 
 @pytest.mark.parametrize("loaded", ["json", "jax", "torch", "torch.distributed"])
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 def test_finding_the_coordinator_loads_no_framework(loaded: str) -> None:
     code = f"""
 import sys, {loaded}

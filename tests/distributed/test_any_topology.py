@@ -56,7 +56,7 @@ def ask(programs: Programs, count: int, action: str, path: Path, state: State) -
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 def test_any_topology_to_any_other(
     programs: dict[tuple[int, int], Programs],
     saving: tuple[int, int],

@@ -95,7 +95,7 @@ def own_bytes(layout: Layout, process: int) -> int:
     )
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(6)
 def test_every_bit_arrives(jax_found: tuple[Layout, list[dict[str, Any]]]) -> None:
     for process in jax_found[1]:
         assert [found["wrong"] for found in process["found"]] == [[]] * len(JAX_OPTIONS)
@@ -111,6 +111,7 @@ def test_what_is_not_read_is_received(jax_found: tuple[Layout, list[dict[str, An
                 assert found["bytes_received"] == 0
 
 
+@pytest.mark.share(4)
 def test_every_byte_is_read_by_one_process(jax_found: tuple[Layout, list[dict[str, Any]]]) -> None:
     layout, values = jax_found
     total = sum(case.values().nbytes for case, _ in broadcast_jax.all_cases().values()) + 3 * 2 * 4
@@ -238,6 +239,7 @@ def test_damage_is_everybodys_error(torch_found: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.share(2)
 def test_a_death_in_a_collective_is_an_error_of_the_others(tmp_path: Path, count: int) -> None:
     with running(broadcast_torch.dies, count=count, framework="torch", directory=tmp_path) as programs:
         errors = [programs.report(index) for index in range(count - 1)]
@@ -249,7 +251,7 @@ def test_a_death_in_a_collective_is_an_error_of_the_others(tmp_path: Path, count
     assert ended[-1].exit_code == -9
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("count", [1, 64])
 @pytest.mark.parametrize("slow", ["storage", "network", "nothing"])
 def test_a_load_goes_the_faster_way(tmp_path: Path, slow: str, count: int) -> None:

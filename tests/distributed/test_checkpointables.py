@@ -19,6 +19,7 @@ def values(function: Any, *arguments: Any, framework: str, directory: Path, coun
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 @pytest.mark.parametrize("is_local", [False, True], ids=["shared", "local"])
+@pytest.mark.share(4)
 def test_saved_and_loaded(framework: str, is_local: bool, tmp_path: Path) -> None:
     seen = values(scenarios.save_and_load, is_local, framework=framework, directory=tmp_path)
     for index, process in enumerate(seen):

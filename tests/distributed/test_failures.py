@@ -30,6 +30,7 @@ def errors(seen: list[dict[str, Any]], case: str, kind: str) -> list[Raised]:
     return found
 
 
+@pytest.mark.share(2)
 def test_each_process_writes_its_own_files(seen: list[dict[str, Any]]) -> None:
     files = [name for name in seen[0]["good"] if name.endswith(".safetensors")]
     assert files == [f"p{process:05}-000.safetensors" for process in range(len(seen))]

@@ -83,7 +83,7 @@ def check_survivor(ended: list[Ended], victim: int) -> bool:
 @pytest.mark.long
 @pytest.mark.parametrize("victim", [PRIMARY, OTHER], ids=["primary", "other"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.share(3)
+@pytest.mark.share(6)
 def test_killed_before_each_change_of_the_disk(
     others: Programs, tmp_path: Path, kind: str, victim: int
 ) -> None:

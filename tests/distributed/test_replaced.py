@@ -16,7 +16,7 @@ import waystation
 from waystation.checkpoint.paths import MOST_ATTEMPTS
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(8)
 @pytest.mark.parametrize(
     ("framework", "way", "layout"),
     [

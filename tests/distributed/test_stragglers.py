@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
 from tests.distributed import torch_scenarios
 from tests.distributed.torch_scenarios import Order
+from tests.support.long import only_long
 from tests.support.programs import Programs, Raised, running
 
 import waystation
@@ -94,6 +96,8 @@ def test_beyond_the_deadline_all_raise(tmp_path: Path) -> None:
         all_save(programs, tmp_path / "b" / "2")
 
 
+@pytest.mark.long
+@only_long
 def test_late_in_the_middle_of_writing(tmp_path: Path) -> None:
     """The others remove what was begun; the late process finds that gone, and cannot commit or revive it."""
     throttle = tmp_path / "throttle"

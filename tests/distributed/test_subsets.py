@@ -19,6 +19,7 @@ frameworks = pytest.mark.parametrize("framework", ["jax", "torch"])
 
 
 @frameworks
+@pytest.mark.share(2)
 def test_some_processes_work_while_another_works_alone(tmp_path: Path, framework: str) -> None:
     root = tmp_path / "checkpoints"
     root.mkdir()

@@ -58,6 +58,7 @@ def test_calls_do_not_grow_with_the_number_of_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("watched", [0, 1])
+@pytest.mark.share(2)
 def test_local_storage_is_nobody_elses(tmp_path: Path, watched: int) -> None:
     for index in range(2):
         (tmp_path / "disks" / f"disk {index}").mkdir(parents=True)

@@ -55,6 +55,7 @@ def test_sharing_can_be_limited_and_switched_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.share(3)
 def test_load_by_another_number_of_processes(tmp_path: Path, count: int) -> None:
     (tmp_path / "checkpoints").mkdir()
     with running(

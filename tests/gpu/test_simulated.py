@@ -90,6 +90,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("number", [0, 5, 23])
+@pytest.mark.share(3)
 def test_a_copy_that_fails_on_its_way_is_an_error_of_that_load_alone(
     library: Path, path: Path, number: int
 ) -> None:

@@ -57,7 +57,7 @@ def test_all_cells_of_the_guide_are_there() -> None:
     assert sum(OUR_IMPORT in cell.code for cell in CELLS.values()) == 1
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(12)
 @pytest.mark.parametrize(
     "cell", [cell for cell in CELLS.values() if cell.name != OWN_WORDS], ids=lambda cell: cell.name
 )

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.layouts.plans import PATHS, Program, open_paged, partitions, with_checksums
 from tests.layouts.test_runs import PROCESSES, program
+from tests.support.long import only_long
 
 import waystation
 from waystation import grid
@@ -64,6 +65,8 @@ def test_runs_are_read_as_with_whole_tables(tmp_path: Path, transposed: bool) ->
         assert np.array_equal(found, whole.values[array])
 
 
+@pytest.mark.long
+@only_long
 def test_a_box_of_a_large_table_reads_a_few_pages(tmp_path: Path) -> None:
     count = 3000
     order = np.random.default_rng(0).permutation(count).tolist()

@@ -105,6 +105,7 @@ WANTED = {name: np.zeros(shape, np.float32) for name, shape in scenarios.SHAPES.
 @pytest.mark.parametrize(
     "own", [0, 1, 2], ids=["the-primary's-is-here", "the-other's-is-here", "none-is-here"]
 )
+@pytest.mark.share(3)
 def test_what_is_not_here_is_brought(agents: list[Agent], whole: tuple[str, Whole], own: int) -> None:
     source = Source([agents[own], *agents[:own], *agents[own + 1 :]], refusals=2)
     loaded = VersionLoading(source, *whole, ["state"], current_options()).run(WANTED, Progress())

@@ -24,6 +24,7 @@ from tests.support.agents import (
     running_agents,
     wait_until,
 )
+from tests.support.long import only_long
 
 from waystation import _native
 from waystation.errors import CommittedStepsLost, InvalidInput, MemoryTooSmall
@@ -83,6 +84,7 @@ def assert_restores(
     assert all(message.restored_step == step for message in found if isinstance(message, DoubtedStepWarning))
 
 
+@pytest.mark.share(2)
 def test_a_step_in_doubt_gives_way_to_the_one_before_and_none_is_lost(
     agents: list[Agent], root: Path
 ) -> None:
@@ -107,6 +109,7 @@ def test_a_step_in_doubt_gives_way_to_the_one_before_and_none_is_lost(
     assert_restores(root, agents[0], STEPS + 1)
 
 
+@pytest.mark.share(2)
 def test_what_is_saved_after_a_fallback_is_trusted(agents: list[Agent], root: Path) -> None:
     save_steps(root, agents[0], range(1, STEPS + 1))
     for _ in range(2):
@@ -120,6 +123,7 @@ def test_what_is_saved_after_a_fallback_is_trusted(agents: list[Agent], root: Pa
     assert_restores(root, agents[0], STEPS + 1)
 
 
+@pytest.mark.share(2)
 def test_two_committed_steps_are_there_while_the_next_is_saved(agents: list[Agent], root: Path) -> None:
     client = _native.AgentClient(str(agents[0].directory))
     with checkpointer_of(root, agents[0].directory) as checkpointer:
@@ -131,6 +135,7 @@ def test_two_committed_steps_are_there_while_the_next_is_saved(agents: list[Agen
             assert fingerprint(checkpointer.load(step)) == fingerprint(state_of("numpy", step))
 
 
+@pytest.mark.share(2)
 def test_the_directory_comes_before_what_is_in_doubt(agents: list[Agent], root: Path) -> None:
     save_steps(root, agents[0], range(4), on_disk_every=2)
     for step in (3, 3, 2, 2):
@@ -156,6 +161,7 @@ def lose(agents: list[Agent]) -> None:
         agent.start()
 
 
+@pytest.mark.share(2)
 def test_a_program_does_not_begin_from_nothing_by_mistake(agents: list[Agent], root: Path) -> None:
     save_steps(root, agents[0], range(1, 4))
     lose(agents)
@@ -186,6 +192,7 @@ def test_a_program_does_not_begin_from_nothing_without_an_agent(tmp_path: Path) 
         assert_restores(root, agent, 3)
 
 
+@pytest.mark.share(2)
 def test_a_program_that_never_saved_to_memory_begins_as_ever(agents: list[Agent], root: Path) -> None:
     for _ in range(2):
         with checkpointer_of(root, agents[0].directory) as checkpointer:
@@ -278,6 +285,8 @@ def test_two_hosts_are_lost_with_both_copies(five: list[Agent], root: Path) -> N
     assert raised.value.context["step"] == 3
 
 
+@pytest.mark.long
+@only_long
 def test_two_hosts_are_lost_with_both_copies_of_what_the_directory_has_older(
     five: list[Agent], root: Path
 ) -> None:

@@ -52,7 +52,7 @@ def assert_loaded(root: Path, agent: Agent, damage: object = None) -> None:
             assert fingerprint(checkpointer.load()) == fingerprint(state_of("numpy", STEPS))
 
 
-@pytest.mark.share(6)
+@pytest.mark.share(24)
 @pytest.mark.parametrize("part", DAMAGES)
 @pytest.mark.parametrize("which", ["own slot", "all slots"])
 def test_a_copy_that_is_damaged_comes_from_another_host(
@@ -72,7 +72,7 @@ def test_a_copy_that_is_damaged_comes_from_another_host(
     assert_loaded(root, own)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("part", ["both headers", "data", "cut to nothing", "gone"])
 def test_what_an_agent_finds_damaged_as_it_starts_comes_from_another_host(
     agents: list[Agent], tmp_path: Path, part: str
@@ -91,7 +91,7 @@ def test_what_an_agent_finds_damaged_as_it_starts_comes_from_another_host(
     wait_until(lambda: len(copies_of(agents, STEPS)) == 2)
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(12)
 @pytest.mark.parametrize("part", DAMAGES)
 def test_a_copy_on_the_other_host_is_put_right_before_the_own_one_goes(
     agents: list[Agent], tmp_path: Path, part: str

@@ -77,6 +77,7 @@ def loaded(hosts: Hosts, root: Path, directory: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("lost", [0, 1], ids=["shard-of-the-primary", "shard-of-the-other"])
+@pytest.mark.share(2)
 def test_what_memory_lacks_is_read_from_the_disk(hosts: Hosts, root: Path, tmp_path: Path, lost: int) -> None:
     hosts.lose(lost)
     assert loaded(hosts, root, tmp_path) == [{"step": 2, "from memory": 1, "warned": []}] * 2

@@ -266,6 +266,7 @@ def test_a_step_that_is_trained_again_replaces_what_was_later(agents: list[Agent
 
 
 @pytest.mark.parametrize("within", ["data", "tables"])
+@pytest.mark.share(2)
 def test_a_shard_that_is_damaged_comes_from_another_host(
     agents: list[Agent], tmp_path: Path, within: str
 ) -> None:

@@ -47,6 +47,7 @@ def test_a_trainer_is_killed_between_saves(agent: Agent, tmp_path: Path, framewo
 
 @pytest.mark.skipif(not held_memory.is_granted(), reason="the system does not grant userfaultfd")
 @pytest.mark.parametrize("agent_dies_too", [False, True], ids=["trainer", "both"])
+@pytest.mark.share(2)
 def test_a_trainer_is_killed_within_a_save(agent: Agent, tmp_path: Path, agent_dies_too: bool) -> None:
     root = tmp_path / "run"
     for kill in range(3):  # each leaves a slot that was being written
@@ -85,7 +86,7 @@ def test_trainer_and_agent_are_killed_after_saves(agent: Agent, tmp_path: Path) 
         assert fingerprint(checkpointer.load()) == fingerprint(state_of("torch", 4))
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("framework", ["jax", "torch"])
 @pytest.mark.parametrize("victim", [0, 1], ids=["primary", "other"])
 def test_one_of_several_processes_is_killed(

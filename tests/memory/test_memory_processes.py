@@ -92,6 +92,7 @@ def test_what_processes_share_is_kept_once(agent: Agent, root: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.share(2)
 def test_agents_with_too_few_slots_are_refused_in_all_processes(
     root: Path, tmp_path: Path, hosts: int
 ) -> None:

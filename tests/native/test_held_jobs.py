@@ -14,7 +14,7 @@ from tests.support import held_memory
 HANG_S = 120
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(6)
 @pytest.mark.skipif(not held_memory.is_granted(), reason="the system does not grant userfaultfd")
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_held_job(program: str, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def flips(path: Path) -> Iterator[tuple[Path, int, int]]:
         yield file, int(generator.integers(file.stat().st_size)), int(generator.integers(8))
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(8)
 def test_a_flipped_bit_is_refused_or_changes_nothing(saved: Path) -> None:
     refused = total = 0
     for file, at, bit in flips(saved):
@@ -135,7 +135,7 @@ def test_a_flipped_bit_is_refused_or_changes_nothing(saved: Path) -> None:
     assert_intact(saved)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(8)
 def test_a_file_of_another_length_is_refused_or_changes_nothing(saved: Path) -> None:
     for file in files_of(saved):
         content = file.read_bytes()
@@ -156,6 +156,7 @@ def test_a_file_that_is_gone_is_refused_or_changes_nothing(saved: Path) -> None:
     assert_intact(saved)
 
 
+@pytest.mark.share(4)
 def test_verify_names_every_damaged_file(saved: Path) -> None:
     intact = verify(saved)
     assert (intact.damages, intact.strays) == ([], [])

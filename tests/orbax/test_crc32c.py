@@ -94,7 +94,7 @@ def silent_flips(path: Path, count: int, load: Any) -> list[tuple[str, int]]:
     return found
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(9)
 @layouts
 @pytest.mark.parametrize("chunk_bytes", [None, 500])
 def test_what_is_written_is_verified_by_genuine_orbax_and_by_us(
@@ -125,7 +125,7 @@ def test_zarr_2_has_none(tmp_path: Path) -> None:
     oracle.assert_same(oracle.load(path), waystation.load(path))
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(9)
 @pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
 @pytest.mark.parametrize("is_sharded", [False, True], ids=["chunks", "shards"])
 @pytest.mark.parametrize("use_ocdbt", [False, True], ids=["files", "ocdbt"])

@@ -277,7 +277,7 @@ DECODERS: dict[str, Callable[[bytes], Any]] = {
 }
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(12)
 @pytest.mark.parametrize("decode", DECODERS.values(), ids=list(DECODERS))
 @settings(max_examples=amount(150))
 @given(content=st.one_of(st.binary(max_size=40), _json.map(lambda value: json.dumps(value).encode())))

@@ -77,7 +77,7 @@ def save(endpoint: str, path: str, value: int, **layout: Any) -> None:
         waystation.save(path, state_of(value))
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(9)
 @layouts
 def test_both_load_what_we_save(place: Bucket, layout: dict[str, Any], tmp_path: Path) -> None:
     path = f"{place.location}/run/ckpt"
@@ -213,6 +213,7 @@ def take_over(endpoint: str, path: str) -> None:
 
 
 @pytest.mark.parametrize("at", ["/_CHECKPOINT_METADATA", "/commit_success.txt"])
+@pytest.mark.share(2)
 def test_who_was_taken_for_dead_leaves_alone_what_another_has_committed(
     place: Bucket, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:

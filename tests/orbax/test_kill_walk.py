@@ -38,7 +38,7 @@ def walked(scenario: str, directory: Path) -> dict[str, Any]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("scenario", [name for name, (_, count, _) in SCENARIOS.items() if count < MANY])
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 def test_killed_at_every_step(scenario: str, tmp_path: Path) -> None:
     report = walked(scenario, tmp_path)
     # A walk that traced nothing would prove nothing.

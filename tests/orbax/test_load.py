@@ -56,6 +56,7 @@ def test_any_tree_in_any_format(tmp_path: Path, options: dict[str, Any], data: s
 @formats
 @_hypothesis
 @given(data=st.data())
+@pytest.mark.share(4)
 def test_any_sharding_to_any_other(tmp_path: Path, options: dict[str, Any], data: st.DataObject) -> None:
     dtype, seed = data.draw(st.sampled_from(states.DTYPES)), data.draw(st.integers(0, 1000))
     values = states.values((8, 16), dtype, seed)
@@ -95,7 +96,7 @@ def everything() -> dict[str, Any]:
     }
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(9)
 @formats
 def test_a_training_state(tmp_path: Path, options: dict[str, Any]) -> None:
     oracle.save(tmp_path / "c", everything(), **options)
@@ -124,6 +125,7 @@ def test_the_containers_of_the_abstract_state_come_back(tmp_path: Path, options:
 
 
 @formats
+@pytest.mark.share(4)
 def test_what_metadata_returns_is_an_abstract_state(tmp_path: Path, options: dict[str, Any]) -> None:
     state = {
         name: leaf for name, leaf in everything().items() if name != "done"

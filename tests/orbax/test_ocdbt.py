@@ -111,6 +111,7 @@ def test_damage_of_nodes_is_found(saved: Path, tmp_path: Path, data: st.DataObje
 
 
 @pytest.mark.parametrize("compression", [None, {"id": "zstd"}], ids=["as it is", "zstd"])
+@pytest.mark.share(2)
 def test_every_bit_of_the_manifest_and_of_nodes_is_under_a_checksum(
     tmp_path: Path, compression: dict[str, Any] | None
 ) -> None:

@@ -117,6 +117,7 @@ def test_some_parts_are_loaded_and_some_refused(root: Path) -> None:
     [SELECTED, lambda key_path: key_path in ("layers.03.w", "layers.11.w")],
     ids=["expression", "function"],
 )
+@pytest.mark.share(3)
 def test_a_selection_is_what_orbax_gives_for_placeholders(root: Path, kind: str, select: Any) -> None:
     known = known_to_orbax(kind)
     wanted = only_selected(abstract_of(known), "")
@@ -199,6 +200,7 @@ def test_what_orbax_refuses(
     [(partial_scenarios.in_jax, (2,), "jax"), (partial_scenarios.in_torch, (), "torch")],
     ids=["jax", "torch"],
 )
+@pytest.mark.share(2)
 def test_processes_load_parts_together(
     tmp_path: Path, scenario: Any, arguments: tuple[Any, ...], framework: str
 ) -> None:

@@ -19,7 +19,7 @@ FORMATS = {
 }
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("options", FORMATS.values(), ids=list(FORMATS))
 def test_any_number_of_processes(tmp_path: Path, options: dict[str, Any]) -> None:
     path = tmp_path / "c"

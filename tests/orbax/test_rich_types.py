@@ -119,6 +119,7 @@ def trees() -> st.SearchStrategy[Any]:
 @layouts
 @_hypothesis
 @given(tree=trees())
+@pytest.mark.share(3)
 def test_both_directions(layout: dict[str, Any], tree: dict[str, Any], tmp_path: Path) -> None:
     for name in ("ours", "theirs"):
         shutil.rmtree(tmp_path / name, ignore_errors=True)

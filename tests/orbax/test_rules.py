@@ -183,7 +183,7 @@ def _matches(name: str, pattern: str) -> bool:
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("batch", range(BATCHES))
-@pytest.mark.share(2)
+@pytest.mark.share(10)
 def test_cases_end_as_in_orbax(batch: int, tmp_path: Path) -> None:
     wrong = []
     cases = list(CASES.items())[batch::BATCHES][:: 1 if IS_LONG else 12]

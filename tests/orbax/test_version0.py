@@ -163,7 +163,7 @@ WRITERS: dict[str, Writer] = {
 writers = pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(12)
 @writers
 def test_what_version_0_writes(write: Writer, tmp_path: Path) -> None:
     path = write(tmp_path / "c")

@@ -82,6 +82,7 @@ def rich_state() -> dict[str, Any]:
 
 
 @layouts
+@pytest.mark.share(4)
 def test_orbax_loads_it_as_its_own(layout: dict[str, Any], tmp_path: Path) -> None:
     state = rich_state()
     oracle.save(tmp_path / "theirs", state, **layout)
@@ -173,7 +174,7 @@ def test_chunks_of_a_size_and_along_axes(layout: dict[str, Any], tmp_path: Path)
     assert entry["array_metadata"]["chunk_shape"][1] < 24
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(9)
 @layouts
 def test_arrays_larger_than_a_chunk(layout: dict[str, Any], tmp_path: Path) -> None:
     random = np.random.default_rng(0)

@@ -55,7 +55,7 @@ def is_new(path: Path, *, overwrite: bool) -> bool:
     ],
     ids=["primary-files-overwrite", "other-files-new", "primary-ocdbt-new", "other-ocdbt-overwrite"],
 )
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 def test_killed_before_each_change_of_the_disk(
     victim: int, layout: dict[str, Any], overwrite: bool, tmp_path: Path
 ) -> None:

@@ -44,7 +44,7 @@ def ask(programs: Programs, *asked: Any) -> None:
 _numbers = itertools.count()
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(8)
 @layouts
 @settings(
     max_examples=amount(3, 240),

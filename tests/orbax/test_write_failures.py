@@ -90,6 +90,7 @@ def test_a_file_system_that_is_read_only(layout: dict[str, Any], tmp_path: Path)
 
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv of util-linux, when run as root")
 @layouts
+@pytest.mark.share(4)
 def test_a_directory_that_may_not_be_written_to(layout: dict[str, Any], tmp_path: Path) -> None:
     writing.save(tmp_path / "old", {"x": np.arange(10)}, **layout)
     closed = tmp_path / "closed"

@@ -85,6 +85,7 @@ needs_filters = pytest.mark.skipif(
 
 @needs_filters
 @pytest.mark.parametrize("code", [errno.ENOSYS, errno.EPERM])
+@pytest.mark.share(2)
 def test_what_cannot_be_synced_as_a_whole_is_synced_one_by_one(code: int) -> None:
     with disks.in_memory() as directory:
         assert save_with_failing("syncfs", code, directory / "ours", 100) is None
@@ -93,6 +94,7 @@ def test_what_cannot_be_synced_as_a_whole_is_synced_one_by_one(code: int) -> Non
 
 @needs_filters
 @pytest.mark.parametrize(("call", "array_count"), [("syncfs", 100), ("fsync", 5)])
+@pytest.mark.share(2)
 def test_a_disk_that_fails_is_told_of(call: str, array_count: int) -> None:
     with disks.in_memory() as directory:
         path = directory / "ours"

@@ -31,7 +31,7 @@ CASES = [
 ]
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(8)
 @pytest.mark.parametrize(("layout", "kind", "mode"), CASES, ids=["-".join(case) for case in CASES])
 def test_memory_is_within_the_bound(layout: str, kind: str, mode: str, tmp_path: Path) -> None:
     bound = 5 * MIB

@@ -74,7 +74,7 @@ TREES = st.recursive(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(tree=st.dictionaries(KEYS, TREES, min_size=1, max_size=4), chunk_bytes=st.sampled_from([None, 4, 64]))
-@pytest.mark.share(2)
+@pytest.mark.share(8)
 def test_orbax_loads_random_states_as_its_own(
     layout: dict[str, Any], tree: dict[str, Any], chunk_bytes: int | None, tmp_path: Path
 ) -> None:

@@ -154,7 +154,7 @@ for value in range(1, 40):
 """
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("max_file_bytes", [1 << 30, 500_000])
 @pytest.mark.parametrize("is_asynchronous", [False, True])
 def test_loads_beside_saves_give_one_model(

@@ -94,7 +94,7 @@ def test_nobody_waits_for_ever(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("count", "devices"), [(4, 1), (2, 2)])
 @pytest.mark.parametrize("rows", [1 << 10, 1001])
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 def test_short_parts_of_rows_are_read_by_one_and_resharded(
     tmp_path: Path, count: int, devices: int, rows: int
 ) -> None:

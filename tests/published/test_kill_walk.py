@@ -13,7 +13,7 @@ from tests.support import system_calls
 from tests.support.long import IS_LONG
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(16)
 @pytest.mark.skipif(
     not system_calls.SUPPORTED, reason="the tracer knows the system calls of x86-64 Linux only"
 )

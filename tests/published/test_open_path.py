@@ -48,6 +48,7 @@ def test_an_execution_can_be_run_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", HOW)
+@pytest.mark.share(5)
 def test_what_goes_wrong_is_noticed(how: str) -> None:
     _, found, told = report("tests.published.planted_findings", how)
     if how == "nothing":

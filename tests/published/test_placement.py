@@ -90,7 +90,7 @@ def test_what_each_gets_is_what_fastsafetensors_gives(tmp_path: Path, model: Pat
             assert found[name] == tensor, (rank, name)
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(15)
 @pytest.mark.parametrize(("count", "send"), [(1, None), (2, True), (2, None), (3, True), (3, False)])
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_blocks_of_every_dtype(tmp_path: Path, model: Path, count: int, axis: int, send: bool | None) -> None:

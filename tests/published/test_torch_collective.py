@@ -50,6 +50,7 @@ def values(tmp_path: Path, count: int, scenario: Any, *arguments: Any) -> list[A
 
 
 @pytest.mark.parametrize(("count", "send"), [(1, None), (2, True), (2, False), (4, True), (4, None)])
+@pytest.mark.share(5)
 def test_all_get_all(tmp_path: Path, model: Path, count: int, send: bool | None) -> None:
     expected = {f"{number}.{name}": bytes_of(tensor) for number in range(3) for name, tensor in STATE.items()}
     for found in values(tmp_path, count, group_scenarios.load, model, {"send": send}):
@@ -124,6 +125,7 @@ def test_who_reads_for_itself_reads_less_for_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [None, Divided(0), Divided(1)], ids=["all", "rows", "columns"])
+@pytest.mark.share(3)
 def test_each_reads_its_share_of_every_disk(tmp_path: Path, place: Any) -> None:
     """The larger part of the model is on the disk, the smaller one in memory: each process reads of both."""
     with disks.in_memory() as elsewhere:

@@ -18,7 +18,7 @@ import pytest
         ("jax", "from waystation.runtime import program"),
     ],
 )
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 def test_what_to_install_is_said(tmp_path: Path, missing: str, code: str) -> None:
     # An import of what is None in sys.modules fails as that of a module which is not installed.
     program = f"import sys; sys.modules['{missing}'] = None\nfrom waystation import runtime\n{code}"

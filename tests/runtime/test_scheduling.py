@@ -184,7 +184,7 @@ class Island:
 @pytest.mark.parametrize("weights", [(1, 1, 1, 1), (1, 2, 4, 8)])
 @pytest.mark.parametrize("milliseconds", [(0.33,) * 4, (5.0, 0.33, 2.0, 1.0)])
 @pytest.mark.parametrize("guess", [None, 1e-3])
-@pytest.mark.share(2)
+@pytest.mark.share(8)
 def test_shares_are_within_five_percent_of_what_is_asked(
     weights: tuple[int, ...], milliseconds: tuple[float, ...], guess: float | None
 ) -> None:

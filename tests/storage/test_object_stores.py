@@ -609,6 +609,7 @@ def test_what_somebody_copies_is_left_alone_until_it_is_old(
 
 
 @pytest.mark.parametrize("failure", [REFUSE, LOSE_ANSWER])
+@pytest.mark.share(2)
 def test_requests_whose_connection_breaks_are_made_again(place: Bucket, failure: str) -> None:
     path = f"{place.location}/ckpt"
 
@@ -658,7 +659,7 @@ def lose_data(path: str) -> None:
         shutil.rmtree(directory)
 
 
-@pytest.mark.share(5)
+@pytest.mark.share(10)
 @pytest.mark.parametrize("is_copied", [False, True])
 @pytest.mark.parametrize("remove", [delete, lose_record, lose_data])
 def test_a_load_of_what_is_deleted_meanwhile_says_so(

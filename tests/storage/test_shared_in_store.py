@@ -339,6 +339,7 @@ def test_a_deletion_before_any_request_of_a_save(place: Bucket, deleted: tuple[i
 
 @pytest.mark.long
 @pytest.mark.parametrize("deleted", [1, 2])
+@pytest.mark.share(2)
 def test_a_save_before_any_request_of_a_deletion_that_then_goes_on(place: Bucket, deleted: int) -> None:
     for number in itertools.count(1 if IS_LONG else 9, WALK):
         run = f"run{number}"

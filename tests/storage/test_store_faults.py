@@ -71,6 +71,7 @@ def present(place: Bucket, path: str) -> int | None:
 @pytest.mark.long
 @pytest.mark.parametrize("share", [0.03, 0.3])
 @pytest.mark.parametrize("seed", range(amount(1, 40)))
+@pytest.mark.share(2)
 def test_every_outcome_is_whole_or_an_error(seed: int, share: float) -> None:
     place = bucket()
     path = f"{place.location}/run/ckpt"

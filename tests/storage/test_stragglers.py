@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from tests.support import s3
+from tests.support.long import only_long
 from tests.support.s3 import PASS, SLOW, STUCK, STUCK_S
 
 import waystation
@@ -61,6 +62,8 @@ def test_a_load_does_not_wait_for_stragglers() -> None:
     assert found[0].bytes_read >= values.nbytes
 
 
+@pytest.mark.long
+@only_long
 def test_a_server_that_is_equally_slow_gets_no_request_twice() -> None:
     place = s3.bucket()
     location, values = published(place)

@@ -51,7 +51,7 @@ def faults_of(system: str) -> list[str]:
     return FAULTS[SYSTEMS.index(system) % 3 :: 3]
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(8)
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_no_fault_loses_or_changes_anything(system: str, tmp_path: Path) -> None:
     journal = tmp_path / "journal.jsonl"
@@ -74,6 +74,8 @@ def test_damage_of_our_own_layout_is_told(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.long
+@only_long
 def test_an_agent_and_its_programs_are_killed_between_their_calls(tmp_path: Path) -> None:
     journal = tmp_path / "journal.jsonl"
     options = ["--systems=waystation-agent", "--runs=1", f"--journal={journal}"]

@@ -30,7 +30,7 @@ with training.Checkpointer(sys.argv[1], preservation_policy=policy) as checkpoin
 @pytest.mark.long
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("lightweight", [False, True])
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 def test_a_step_is_always_found(
     directory: AnyPath, caplog: pytest.LogCaptureFixture, *, lightweight: bool
 ) -> None:

@@ -165,6 +165,7 @@ def kill_during_upload(here: Path, there: AnyPath) -> None:
     process.join()
 
 
+@pytest.mark.share(2)
 def test_a_run_whose_first_upload_was_killed_has_the_remote(tmp_path: Path, there: AnyPath) -> None:
     """From before anything is there; and whoever goes on for it, on a new disk, has it too."""
     kill_during_upload(tmp_path / "here", there)
@@ -176,6 +177,7 @@ def test_a_run_whose_first_upload_was_killed_has_the_remote(tmp_path: Path, ther
     assert values_in(there) == {"1": 7, "2": 7}
 
 
+@pytest.mark.share(2)
 def test_an_upload_that_was_killed_goes_on_after_a_restart(tmp_path: Path, there: AnyPath) -> None:
     here = tmp_path / "here"
     kill_during_upload(here, there)
@@ -409,6 +411,7 @@ def test_a_step_that_is_overwritten_during_its_upload_is_uploaded_again(
         assert values_in(there) == {"1": 5}
 
 
+@pytest.mark.share(2)
 def test_a_step_that_is_deleted_during_its_upload_is_not_there(tmp_path: Path, there: AnyPath) -> None:
     here = tmp_path / "here"
     with opened(here, Remote(there, bytes_per_second=1 << 20)) as checkpointer:

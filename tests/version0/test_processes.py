@@ -25,7 +25,7 @@ import waystation.compat.orbax as ours
         ("ours", "ours", "native"),
     ],
 )
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 def test_a_manager_of_two_processes(tmp_path: Path, saver: str, restorer: str, layout: str) -> None:
     root, arguments = tmp_path / "run", {"count": 2, "framework": "jax", "directory": tmp_path}
     with running(process_scenarios.save, saver, root, layout, **arguments) as programs:

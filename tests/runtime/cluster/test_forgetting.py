@@ -42,6 +42,7 @@ def different_programs(client: Client, functions: list[Any], start: int, count: 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
+@only_long
 def test_thousands_of_programs_take_no_more_than_the_last_ones(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from tests.runtime.cluster.driving import (
     visiting,
     wait_until,
 )
+from tests.support.long import only_long
 
 from waystation.runtime.cluster import Cluster, ClusterBackend, connect
 from waystation.runtime.errors import HostLost
@@ -49,6 +50,8 @@ def turns(x: Any) -> Any:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.long
+@only_long
 def test_what_only_takes_long_is_not_lost_and_holds_nobody_up(address: str, tmp_path: Path) -> None:
     with visiting(address, name="long") as cluster:
         with ThreadPoolExecutor(2) as pool:
@@ -71,6 +74,8 @@ def test_what_only_takes_long_is_not_lost_and_holds_nobody_up(address: str, tmp_
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
+@only_long
 def test_time_in_which_processes_are_stopped_is_no_evidence(address: str) -> None:
     """As when their machine is suspended: a host, while the manager waits for its word, and then both."""
     deadline_s = 6.0

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
-from tests.support.long import amount
+from tests.support.long import amount, only_long
 
 from waystation import runtime
 
@@ -52,6 +52,8 @@ CALLS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 9), st.integers(0, 
     reads=st.sets(st.integers(0, 7)),
 )
 @settings(max_examples=amount(25, 1200))
+@pytest.mark.long
+@only_long
 def test_random_graphs(
     functions: list[Any],
     calls: list[tuple[int, int, int]],

@@ -47,6 +47,7 @@ def test_the_death_of_a_producer_is_told_to_who_waits_for_it() -> None:
 
 
 @pytest.mark.parametrize("reads_memory", [True, False])
+@pytest.mark.share(2)
 def test_a_producer_killed_while_it_sends_leaves_no_block_half(reads_memory: bool) -> None:
     """Whatever comes whole is right; the rest fails."""
     with host_processes("victim") as (victim,):

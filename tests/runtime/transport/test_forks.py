@@ -58,6 +58,7 @@ def forked(*, is_quick: bool) -> None:
 
 
 @pytest.mark.parametrize("is_quick", [True, False])
+@pytest.mark.share(2)
 def test_a_child_of_a_host_ends(is_quick: bool) -> None:
     script = f"from tests.runtime.transport.test_forks import forked; forked(is_quick={is_quick})"
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=3 * BOUND_S)
