@@ -113,7 +113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seconds", type=float, help="how long all parts together may take, about")
     parser.add_argument("--processes", default="auto", help="of pytest")
-    parser.add_argument("--parts", type=int, nargs="+", metavar="NUMBER", help="run these alone; by default all")
+    parser.add_argument("--parts", type=int, nargs="+", metavar="NUMBER", help="run these alone")
     parser.add_argument("--list", action="store_true", help="print the parts and run nothing")
     options = parser.parse_args()
     begin_s = time.monotonic()
