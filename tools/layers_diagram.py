@@ -27,6 +27,7 @@ PURPOSES = {
     "memory": "checkpoints in host memory",
     "training": "sequences of checkpoints",
     "checkpoint": "save, load, verify",
+    "integrations": "within other frameworks",
     "compat": "other libraries' functions",
     "safetensors": "published models",
     "transfers": "storage to leaves",

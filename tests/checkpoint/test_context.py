@@ -151,9 +151,7 @@ def test_one_context_in_two_threads_at_once() -> None:
 
 
 UNHONOURED: dict[str, tuple[Callable[[waystation.Context], Any], str, Any]] = {
-    "commit file": (lambda context: context.atomicity, "mode", "commit_file"),
     "metadata store": (lambda context: context.array.saving, "array_metadata_store", object()),
-    "callbacks": (lambda context: context.memory, "serialization_status_callback", object()),
 }
 
 

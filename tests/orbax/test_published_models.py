@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
+import torch
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from orbax.checkpoint import v1 as oracle
 from tests.orbax import process_scenarios
@@ -178,18 +179,68 @@ def test_a_model_has_no_checkpointables(model: Path, layout: str, case: str) -> 
 
 
 @pytest.mark.parametrize("case", SAVES)
-def test_nothing_is_saved_as_a_model(tmp_path: Path, case: str) -> None:
+def test_orbax_saves_no_model_and_ours_a_state(tmp_path: Path, case: str) -> None:
     theirs = _outcome(oracle, "SAFETENSORS", lambda: SAVES[case](oracle, tmp_path / "theirs"))
     assert isinstance(theirs, NotImplementedError)
     ours = tmp_path / "ours"
-    _same_kind(_outcome(waystation, "SAFETENSORS", lambda: SAVES[case](waystation, ours)), theirs)
-    assert list(tmp_path.glob("*ours*")) == []
-    _with_layout(oracle, "AUTO", lambda: SAVES[case](oracle, tmp_path / "theirs"))
-    _with_layout(waystation, "AUTO", lambda: SAVES[case](waystation, ours))
-    assert waystation.is_orbax_checkpoint(ours)
+    outcome = _outcome(waystation, "SAFETENSORS", lambda: SAVES[case](waystation, ours))
+    if case == "save_checkpointables":
+        _same_kind(outcome, theirs)
+        assert list(tmp_path.glob("*ours*")) == []
+        return
+    assert outcome is None
+    assert [path.name for path in ours.iterdir()] == ["model.safetensors"]
+    for library in (oracle, waystation):
+        loaded = _with_layout(library, "SAFETENSORS", lambda library=library: library.load(ours))
+        np.testing.assert_array_equal(loaded["a"], np.ones(2))
 
 
-def test_partial_saves_and_checkpointers_save_nothing_either(tmp_path: Path) -> None:
+def _saved(path: Path, state: Any, **arguments: Any) -> Any:
+    return _with_layout(waystation, "SAFETENSORS", lambda: waystation.save(path, state, **arguments))
+
+
+def test_what_is_saved_as_a_model_is_opened_by_the_package(tmp_path: Path) -> None:
+    mesh = Mesh(np.array(jax.devices()).reshape(2, -1), ("x", "y"))
+    sharded = jax.device_put(
+        jax.numpy.arange(64.0).reshape(8, 8), NamedSharding(mesh, PartitionSpec("x", "y"))
+    )
+    state = {"layers": [{"w": sharded}, {"w": np.arange(3, dtype=np.int8)}], "head": torch.ones(2, 2)}
+    _saved(tmp_path / "m.safetensors", state, custom_metadata={"licence": "none"})
+    with safetensors.safe_open(tmp_path / "m.safetensors", "np") as opened:
+        assert opened.metadata()["licence"] == "none"
+        assert set(opened.keys()) == {"layers.0.w", "layers.1.w", "head"}
+        np.testing.assert_array_equal(opened.get_tensor("layers.0.w"), np.asarray(sharded))
+
+
+def test_a_model_is_replaced_only_when_that_is_asked_for(tmp_path: Path) -> None:
+    model = tmp_path / "m"
+    _saved(model, {"a": np.zeros(2)})
+    with pytest.raises(errors.Conflict):
+        _saved(model, {"a": np.ones(2)})
+    _saved(model, {"a": np.ones(2)}, overwrite=True)
+    assert _with_layout(waystation, "SAFETENSORS", lambda: waystation.load(model))["a"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "said"),
+    [
+        ({"checkpointable_name": "weights"}, errors.Unsupported, "checkpointable_name"),
+        ({"unchanged_from": "earlier"}, errors.Unsupported, "unchanged_from"),
+        ({"custom_metadata": {"step": 3}}, errors.InvalidInput, "dict of strings"),
+        ({"custom_metadata": ["licence"]}, errors.InvalidInput, "dict of strings"),
+    ],
+)
+def test_what_a_model_has_no_place_for_is_refused(
+    tmp_path: Path, arguments: dict[str, Any], kind: type[Exception], said: str
+) -> None:
+    with pytest.raises(kind, match=said):
+        _saved(tmp_path / "m", {"a": np.ones(2)}, **arguments)
+    with pytest.raises(errors.InvalidInput, match="hold arrays only"):
+        _saved(tmp_path / "m", {"a": np.ones(2), "step": 3})
+    assert not list(tmp_path.iterdir())
+
+
+def test_partial_saves_and_checkpointers_save_no_models(tmp_path: Path) -> None:
     def partial() -> None:
         waystation.partial.save(tmp_path / "c", {"a": np.ones(2)})
 

@@ -23,6 +23,7 @@ LAYERS: list[set[str]] = [
     {"waystation_demo"},
     {"waystation_launch"},
     {"arrays", "multihost", "options", "partial", "path"},  # public modules, which no layer imports
+    {"integrations"},
     {"compat"},
     {"runtime"},
     {"memory"},
@@ -45,7 +46,7 @@ LAYERS: list[set[str]] = [
 LEVELS = {name: len(LAYERS) - index for index, names in enumerate(LAYERS) for name in names}
 
 # The demo is a program that uses the library, so it imports what programs import.
-FRAMEWORK_LAYERS = {"frameworks", "coordination", "runtime", "waystation_demo"}
+FRAMEWORK_LAYERS = {"frameworks", "coordination", "runtime", "integrations", "waystation_demo"}
 FRAMEWORKS = {"jax", "jaxlib", "torch", "flax", "optax"}
 
 

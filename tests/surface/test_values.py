@@ -28,6 +28,7 @@ import pytest
 from etils import epath
 from jax.sharding import SingleDeviceSharding
 from orbax.checkpoint import v1 as oracle
+from orbax.checkpoint._src.serialization.types import DefaultSerializationStatusCallback
 from tests.support.long import IS_LONG
 from tests.surface.walk import public
 
@@ -67,7 +68,7 @@ TYPICAL: dict[str, Callable[[Any], list[Any]]] = {
     "file.path_permission_mode": lambda _: [0o700, 0o755, 0o2770, np.int64(0o750), None],
     "memory.is_prioritized_key_fn": lambda _: [lambda key: True, None],
     "memory.regulator_options": lambda _: [None],
-    "memory.serialization_status_callback": lambda _: [None],
+    "memory.serialization_status_callback": lambda _: [DefaultSerializationStatusCallback(), None],
     "memory.expected_surge_bytes": lambda _: [0, 1 << 20, 0.5, np.float64(4096.0), None],
     "multiprocessing.primary_host": lambda _: [0, np.int64(0)],
     "multiprocessing.active_processes": lambda _: [{0}, frozenset({0}), {np.int64(0)}, None],
@@ -76,8 +77,6 @@ TYPICAL: dict[str, Callable[[Any], list[Any]]] = {
 
 # Members and values that are refused, and stand so in the page.
 REFUSED: list[tuple[str, Callable[[], Any], str]] = [
-    ("atomicity.mode", lambda: oracle.options.AtomicityMode.COMMIT_FILE, "AtomicityMode.COMMIT_FILE"),
-    ("memory.serialization_status_callback", object, "memory.serialization_status_callback"),
     (
         "array.saving.array_metadata_store",
         type(oracle.Context().array.saving.array_metadata_store),

@@ -29,7 +29,7 @@ from waystation._options.layouts import (
     SafetensorsOptions,
     layout_of,
 )
-from waystation._options.memory import MemoryOptions
+from waystation._options.memory import MemoryOptions, StatusCallback
 from waystation._options.processes import AsyncOptions, MultiprocessingOptions
 from waystation._options.stores import ObjectStoreOptions, StoreSettings, settings_of_s3fs
 from waystation._options.trees import (
@@ -63,6 +63,7 @@ __all__ = [
     "PyTreeMetadataOptions",
     "PyTreeOptions",
     "SafetensorsOptions",
+    "StatusCallback",
     "StorageOptions",
     "StoreSettings",
     "settings_of_s3fs",

@@ -6,7 +6,6 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from waystation._errors import Unsupported
 from waystation._options import checks
 from waystation._options.base import OptionGroup
 
@@ -16,8 +15,8 @@ class CheckpointLayout(enum.Enum):
 
     ORBAX means native checkpoints and those of Orbax, which a load distinguishes by itself. SAFETENSORS
     means a published model: a safetensors file, or a directory of such files. It loads as a state, a flat
-    dict of its tensors, and cannot be saved. AUTO means all of these. `array.saving.use_ocdbt` selects the
-    layout of a save.
+    dict of its tensors; `save` and `save_async` then save a state of arrays as such files. AUTO means all of
+    these. `array.saving.use_ocdbt` selects the layout of other saves.
     """
 
     ORBAX = "orbax"
@@ -48,22 +47,15 @@ def _atomicity_mode(value: Any) -> Any:
         return value
 
 
-def _renames(value: Any) -> str | None:
-    problem = checks.member_of(AtomicityMode)(value)
-    if problem is None and value is AtomicityMode.COMMIT_FILE:
-        raise Unsupported(
-            "atomicity.mode can be AUTO or ATOMIC_RENAME: on the file systems that this version writes to, "
-            "a rename is atomic, and a file that tells readers to wait is not"
-        )
-    return problem
-
-
 @dataclass(kw_only=True)
 class AtomicityOptions(OptionGroup):
     """How a checkpoint becomes visible atomically.
 
     Attributes:
-        mode: AUTO and ATOMIC_RENAME are equivalent: a directory with another name is renamed.
+        mode: Of saves, all are equivalent: on a file system a directory with another name is renamed, and in
+            Orbax's layouts it then holds the commit file that readers with COMMIT_FILE ask for. With
+            COMMIT_FILE, loads refuse checkpoints of Orbax that lack this file, as saves that write in place
+            have not ended without it.
         allow_legacy_atomic_rename: Accepted for compatibility with Orbax, and without effect: on file
             systems, checkpoints of Orbax are read with or without its commit file.
     """
@@ -71,7 +63,10 @@ class AtomicityOptions(OptionGroup):
     mode: AtomicityMode = AtomicityMode.AUTO
     allow_legacy_atomic_rename: bool = False
     _conversions: ClassVar = {"mode": _atomicity_mode}
-    _checks: ClassVar = {"mode": _renames, "allow_legacy_atomic_rename": checks.boolean}
+    _checks: ClassVar = {
+        "mode": checks.member_of(AtomicityMode),
+        "allow_legacy_atomic_rename": checks.boolean,
+    }
 
 
 @dataclass(kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from waystation._errors import InvalidInput
 from waystation._options import checks
@@ -62,6 +62,28 @@ def _amount_or_none(value: Any) -> str | None:
 _Regulator = RegulatorOptions
 
 
+class StatusCallback(Protocol):
+    """What a program is told of the arrays of its saves (see `MemoryOptions`).
+
+    Threads of a save call its methods, each for all arrays in turn.
+    """
+
+    def key_priority(self, key_path: Any) -> Any:
+        """The priority of an array's transfer: a member of an enumeration, as Orbax's `TransferPriority`."""
+
+    def on_transfer_end(self, key_path: Any) -> None:
+        """The caller may change the array."""
+
+    def on_write_end(self, key_path: Any) -> None:
+        """This process has written its part of the array."""
+
+
+def _status_callback_or_none(value: Any) -> str | None:
+    methods = ("key_priority", "on_transfer_end", "on_write_end")
+    fits = value is None or all(callable(getattr(value, method, None)) for method in methods)
+    return None if fits else f"an object with the methods {', '.join(methods)}, or None"
+
+
 @dataclass(kw_only=True)
 class MemoryOptions(OptionGroup):
     """How much host memory saves and loads may use beyond the state.
@@ -89,7 +111,12 @@ class MemoryOptions(OptionGroup):
         deepcopy_host_arrays: Orbax's name of the opposite of `caller_keeps`.
         is_prioritized_key_fn: Accepted for compatibility with Orbax, and without effect: every leaf is safe
             from later changes before the call returns.
-        serialization_status_callback: Must be None; a handle's `progress()` reports the progress of a save.
+        serialization_status_callback: An object with Orbax's methods, which a save calls for each array:
+            `on_transfer_end(key_path)` once the caller may change it, `on_write_end(key_path)` once this
+            process has written its part of it. A key path is a tuple of JAX's keys where the program uses
+            JAX. With a limit on transfers, `key_priority(key_path)` is asked for each array first, and must
+            return a priority; it has no effect, since every array is safe before the call returns. An error
+            of a method fails the save.
     """
 
     RegulatorOptions = _Regulator
@@ -103,7 +130,7 @@ class MemoryOptions(OptionGroup):
     caller_keeps: bool = False
     deepcopy_host_arrays: Opposite = Opposite("caller_keeps", True)
     is_prioritized_key_fn: Callable[[Any], bool] | None = None
-    serialization_status_callback: None = None
+    serialization_status_callback: StatusCallback | None = None
     _checks: ClassVar = {
         "read_concurrent_bytes": checks.positive_or_none,
         "write_concurrent_bytes": checks.positive_or_none,
@@ -113,9 +140,7 @@ class MemoryOptions(OptionGroup):
         "snapshot_bytes": checks.bytes_or_none,
         "caller_keeps": checks.boolean,
         "is_prioritized_key_fn": checks.callable_or_none,
-        "serialization_status_callback": checks.only(
-            None, because="leaves are written in batches; progress() of a handle tells how far a save is"
-        ),
+        "serialization_status_callback": _status_callback_or_none,
     }
 
     def write_limit_bytes(self) -> int | None:

@@ -49,15 +49,23 @@ class PyTreeLoadingOptions(OptionGroup):
 
     Attributes:
         partial_load: Load the leaves of the abstract state even if the checkpoint has more. Otherwise that
-            is an error. A leaf that the checkpoint lacks is always an error.
+            is an error. A leaf that the checkpoint lacks is an error in any case, unless it is kept.
+        keep_missing: Leaves of the abstract state that the checkpoint lacks come back as they were given: a
+            value that the program has initialised, or the description of an array. Where the checkpoint has
+            something else in that place, such as a dict instead of an array, that is an error.
         select: Load only leaves whose key path (`params.layers.0.w`) matches a regular expression
             (`re.search`), or for which a function of the key path returns True. The others load as
             `PLACEHOLDER` and need not be in the checkpoint. None loads all.
     """
 
     partial_load: bool = False
+    keep_missing: bool = False
     select: str | Callable[[str], bool] | None = None
-    _checks: ClassVar = {"partial_load": checks.boolean, "select": _selection}
+    _checks: ClassVar = {
+        "partial_load": checks.boolean,
+        "keep_missing": checks.boolean,
+        "select": _selection,
+    }
 
     def selected(self, label: str) -> bool:
         """Whether the leaf of a key path is to be loaded."""

@@ -159,7 +159,7 @@ def _sort(opened: Opened, decided: Decided, loading: ArrayLoadingOptions, leaves
     for number, (leaf, abstract) in enumerate(zip(decided.stored, decided.abstracts, strict=True)):
         is_array = type(leaf) is ArrayLeaf
         if leaf is wanted.PLACEHOLDER:
-            leaves.made[number] = leaf
+            leaves.made[number] = decided.kept.get(number, leaf)
             continue
         if not is_array and is_scalar(abstract):
             leaves.made[number] = _converted(leaf, abstract, decided, number)

@@ -367,7 +367,7 @@ class Files:
         told = self.layout.write(save, Writing(self.path, group, progress, on_copied_out, heartbeat))
         if save.calls is not None:
             save.calls.finish()
-        save.clock.written_s = save.clock.now_s()
+        save.wrote()
         save.check_cancelled(progress)
         directories = [
             os.path.normpath(os.path.join(self.path, save.place_of(name))) for name in save.handlers

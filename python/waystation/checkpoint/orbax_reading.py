@@ -12,15 +12,15 @@ import os
 from collections.abc import Sequence
 
 from waystation import storage
-from waystation._errors import Corrupt
-from waystation._options import Options
+from waystation._errors import Corrupt, InvalidLayoutError
+from waystation._options import AtomicityMode, Options
 from waystation.checkpoint.handlers.choice import METRICS, STATE_HANDLER
 from waystation.checkpoint.replaced import Replaced
 from waystation.checkpoint.stored import AUTO, OpenCheckpoint, Stored
 from waystation.layouts.native.records import join_strings, split_strings
 from waystation.layouts.orbax import checkpoint as orbax
 from waystation.layouts.orbax.checksums import Checksums, is_removed
-from waystation.layouts.orbax.names import CHECKSUMS
+from waystation.layouts.orbax.names import CHECKSUMS, COMMIT_SUCCESS
 from waystation.layouts.orbax.open import TreeFiles, decode_tree_files, read_tree_files
 
 _log = logging.getLogger("waystation")
@@ -36,6 +36,7 @@ class OrbaxReader:
     def read(self, root: storage.Root, wanted: Sequence[str] | None, options: Options) -> bytes:
         """Reads what a checkpoint says of itself, and the metadata of the trees that are wanted."""
         target = root.path
+        _require_commit_file(root, options)
         found = orbax.open_checkpoint(target, root)
         if found.checksums is None and (wanted is None or not {METRICS}.issuperset(wanted)):
             _check_removed_checksums(root, options)
@@ -120,4 +121,14 @@ def _check_removed_checksums(root: storage.Root, options: Options) -> None:
             "checkpoint '%s' has lost its file %s: what is loaded is not verified by it",
             whole,
             CHECKSUMS,
+        )
+
+
+def _require_commit_file(root: storage.Root, options: Options) -> None:
+    """Refuses a checkpoint whose save has not ended, where the program says that saves end with a file."""
+    if options.atomicity.mode is AtomicityMode.COMMIT_FILE and not orbax.has_commit_file(root.path, root):
+        raise InvalidLayoutError(
+            f"'{root.path}' has no {COMMIT_SUCCESS}, so with atomicity.mode = COMMIT_FILE its save has "
+            "not ended; load it with AUTO if another mode saved it",
+            path=root.path,
         )

@@ -15,15 +15,18 @@ from typing import Any, NoReturn
 from waystation import storage
 from waystation._errors import Conflict, InvalidInput, InvalidLayoutError, Unsupported
 from waystation._options import CheckpointLayout, Options, PyTreeLoadingOptions
-from waystation.checkpoint import wanted
+from waystation._options.in_effect import current_options
+from waystation.checkpoint import remote_state, wanted
 from waystation.checkpoint.handlers.choice import STATE, STATE_HANDLER
 from waystation.checkpoint.paths import require_checkpoint
+from waystation.checkpoint.sessions import process_count
 from waystation.checkpoint.stored import AUTO, OpenCheckpoint, Stored
 from waystation.frameworks import registry
 from waystation.frameworks.described import is_described
 from waystation.layouts.opened import StoredTree
 from waystation.safetensors.headers import Header, read_headers
 from waystation.safetensors.open_files import OpenFiles
+from waystation.safetensors.save import save as save_files
 from waystation.safetensors.sources import files_of_checkpoint, find_in_checkpoint
 from waystation.tree import flatten, unflatten
 
@@ -145,10 +148,67 @@ def refuse_other_than_model(target: str) -> NoReturn:
     )
 
 
+def is_saved_as_model(options: Options) -> bool:
+    """Whether the options say that a state is saved as a published model."""
+    return options.checkpoint_layout is CheckpointLayout.SAFETENSORS
+
+
+def save_model(
+    target: str,
+    state: Any,
+    *,
+    checkpointable_name: str,
+    overwrite: bool,
+    custom_metadata: Any,
+    shares: bool,
+) -> None:
+    """Saves a flat dict of arrays, or a tree of them, as a published model, durably.
+
+    Args:
+        target: A directory, or the name of a file that ends in `.safetensors`.
+        state: The arrays.
+        checkpointable_name: The name of the state, which a model has no place for.
+        overwrite: Replace a model that is there.
+        custom_metadata: A dict of strings, or None.
+        shares: Whether the caller wants to share data files with an earlier checkpoint.
+
+    Raises:
+        Unsupported: It was given another name, an earlier checkpoint, or arrays of the runtime; or the
+            program has several processes.
+        InvalidInput: The metadata are no strings, or a leaf is no array.
+        Conflict: There is a model at `target`, or something else.
+    """
+    problem = None
+    if checkpointable_name != STATE:
+        problem = f"has no checkpointables, so leave out checkpointable_name = '{checkpointable_name}'"
+    elif shares:
+        problem = "shares no files; save without unchanged_from"
+    elif remote_state.backend_of(state) is not None:
+        problem = "holds no arrays of hosts; save them as a checkpoint, and export that"
+    elif process_count(current_options()) > 1:
+        problem = (
+            "is saved by programs of one process only; save a checkpoint, and make a model of it with "
+            "`waystation export`"
+        )
+    if problem is not None:
+        raise Unsupported(f"a model (checkpoint_layout = SAFETENSORS) {problem}: '{target}'", path=target)
+    is_text = isinstance(custom_metadata, dict) and all(
+        isinstance(part, str) for item in custom_metadata.items() for part in item
+    )
+    if custom_metadata is not None and not is_text:
+        raise InvalidInput(
+            "the custom_metadata of a model (checkpoint_layout = SAFETENSORS) must be a dict of strings, not "
+            f"{custom_metadata!r:.60}",
+            path=target,
+        )
+    save_files(state, target, metadata=custom_metadata, overwrite=overwrite)
+
+
 def require_layout_for_saves(options: Options) -> None:
-    """Refuses a save where the options say that files are those of published models."""
-    if options.checkpoint_layout is CheckpointLayout.SAFETENSORS:
+    """Refuses a save of anything but one state where the options say that files are those of models."""
+    if is_saved_as_model(options):
         raise Unsupported(
-            "nothing is saved with checkpoint_layout = SAFETENSORS; save with ORBAX or AUTO (the data files "
-            "of native checkpoints are safetensors files), or a flat dict with waystation.safetensors.save"
+            "with checkpoint_layout = SAFETENSORS only save and save_async save, and only one state: a model "
+            "has no checkpointables, parts or steps; save with ORBAX or AUTO (the data files of native "
+            "checkpoints are safetensors files)"
         )

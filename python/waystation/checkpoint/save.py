@@ -21,7 +21,7 @@ from waystation import storage
 from waystation._arguments import require_type
 from waystation._errors import Conflict, InvalidInput, Unsupported
 from waystation._options.in_effect import current_options
-from waystation.checkpoint import remote_state
+from waystation.checkpoint import published, remote_state
 from waystation.checkpoint.handlers.choice import METRICS, STATE
 from waystation.checkpoint.local_saving import OwnStorage
 from waystation.checkpoint.native_saving import (
@@ -79,6 +79,9 @@ def save(
             well if another process of the program has died or does not come.
     """
     check_names([checkpointable_name])
+    if published.is_saved_as_model(current_options()):
+        _save_model(path, state, checkpointable_name, overwrite, custom_metadata, unchanged_from)
+        return
     backend = remote_state.backend_of(state)
     if backend is None:
         write(
@@ -118,6 +121,9 @@ def save_async(
             raises later failures, including those of hosts.
     """
     check_names([checkpointable_name])
+    if published.is_saved_as_model(current_options()):
+        _save_model(path, state, checkpointable_name, overwrite, custom_metadata, unchanged_from)
+        return AsyncResponse(f"saving '{locate(path)}'", lambda _: None)
     backend = remote_state.backend_of(state)
     if backend is None:
         return write_async(
@@ -300,6 +306,24 @@ def called_back(callback: Callable[[], object], path: str) -> None:
     except Exception as error:
         error.add_note(f"raised by asynchronous.post_finalization_callback; '{path}' is whole")
         raise
+
+
+def _save_model(
+    path: PathLike,
+    state: Any,
+    checkpointable_name: str,
+    overwrite: bool,
+    custom_metadata: Any,
+    unchanged_from: PathLike | None,
+) -> None:
+    published.save_model(
+        locate(path),
+        state,
+        checkpointable_name=checkpointable_name,
+        overwrite=overwrite,
+        custom_metadata=custom_metadata,
+        shares=unchanged_from is not None,
+    )
 
 
 def _require_state(path: PathLike, checkpointable_name: str, unchanged_from: PathLike | None) -> None:

@@ -34,6 +34,7 @@ from waystation.checkpoint.prepare import Described
 from waystation.checkpoint.published import require_layout_for_saves
 from waystation.checkpoint.sessions import are_all, open_session
 from waystation.checkpoint.snapshot import WriteShares, bound_engine
+from waystation.checkpoint.status_calls import StatusCalls
 from waystation.coordination import Session
 from waystation.frameworks.base import ArraySource
 from waystation.layouts.native.chunks import Chunk, Writer
@@ -84,6 +85,7 @@ class Save:
         handlers: Those of what is no state, by name.
         calls: Their calls, once these have begun.
         clock: When it came how far.
+        status: What the caller is told of single arrays.
         shared_bytes: Bytes of arrays in data files that are shared with an earlier checkpoint.
         is_flat: Whether its one checkpointable lies in the directory of the checkpoint itself.
     """
@@ -98,6 +100,7 @@ class Save:
     handlers: dict[str, CheckpointableHandler[Any, Any]] = field(default_factory=dict)
     calls: HandlerCalls | None = None
     clock: Clock = field(default_factory=Clock)
+    status: StatusCalls = field(default_factory=StatusCalls)
     shared_bytes: int = 0
     is_flat: bool = False
 
@@ -114,6 +117,11 @@ class Save:
         registry = self.options.checkpointables.registry
         remembered = registry.remembered(name) if isinstance(registry, Remembering) else None
         return type_name(type(handler)) if remembered is None else remembered.handler
+
+    def wrote(self) -> None:
+        """Notes that this process has written all that it has to."""
+        self.clock.written_s = self.clock.now_s()
+        self.status.written()
 
     def check_cancelled(self, progress: Progress) -> None:
         """Ends a save that was cancelled."""
@@ -442,7 +450,10 @@ class Saving:
         waited_for: dict[str, list[tuple[int, int]]] = {}
 
         def work() -> list[str]:
-            return self._cut(self._describe(checkpointables), waited_for, with_snapshot=snapshot)
+            lines = self._cut(self._describe(checkpointables), waited_for, with_snapshot=snapshot)
+            if snapshot and not waited_for:
+                save.status.transferred()
+            return lines
 
         prepare.agree(save.session, work)
         if save.handlers:
@@ -465,6 +476,7 @@ class Saving:
                 described[name] = prepare.describe(state)
                 prepare.limit_to(described[name], save.session.processes, are_all=are_all(save.options))
         save.options = prepare.with_scoped_options(save.options, states, described)
+        save.status = StatusCalls.begun(save.options, states, described)
         return described
 
     def _cut(
@@ -515,6 +527,7 @@ class Saving:
         def copied_out() -> None:
             if self._is_background and save.clock.blocked_s is None:
                 save.clock.blocked_s = save.clock.now_s()
+            save.status.transferred()
             on_copied_out()
 
         self.await_those_before(progress)

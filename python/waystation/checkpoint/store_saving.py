@@ -189,7 +189,8 @@ class SharedStore(Generic[A]):
             save.calls.start()
             progress.add(save.calls)
         told = self._layout.write(save, Writing(self._path, None, progress, on_copied_out, lambda: None))
-        save.clock.written_s = save.clock.synced_s = save.clock.now_s()
+        save.wrote()
+        save.clock.synced_s = save.clock.written_s
         save.check_cancelled(progress)
         return told
 

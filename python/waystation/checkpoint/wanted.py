@@ -3,7 +3,7 @@
 Everything that can be refused is refused here, before a data file is opened: other structure, other
 shapes, impossible conversions. All differences are collected into one error. Invariants: an abstract array
 has as many axes as the stored one, and the same extents unless `Decided.extents` says otherwise; a leaf that
-is not to be loaded is `PLACEHOLDER` as stored leaf, as abstract leaf, and in the result.
+is not to be loaded is `PLACEHOLDER` as stored leaf and as abstract leaf, and in the result unless it is kept.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ PLACEHOLDER = ...
 _NUMBERS = (bool, int, float, complex)
 _SUBSET_ADVICE = "\nto load only what the abstract state has, set the option pytree.loading.partial_load"
 _SUPERSET_ADVICE = (
-    "\nto leave out what the checkpoint lacks, put waystation.PLACEHOLDER (...) there in the abstract state"
+    "\nto leave out what the checkpoint lacks, put waystation.PLACEHOLDER (...) there in the abstract state; "
+    "to have its own leaves there, set the option pytree.loading.keep_missing"
 )
 _NONE_ADVICE = (
     "\nNone stands for None only: to leave out what the checkpoint has there, put "
@@ -66,6 +67,7 @@ class Decided:
         abstracts: The abstract leaf of each, None when everything comes back as it was saved.
         extents: The wanted shapes of arrays that were saved with other extents, by leaf.
         tolerance: What the checkpoint may differ in.
+        kept: Leaves of the abstract state that the result has as they were given, by number.
     """
 
     structure: Structure
@@ -73,6 +75,7 @@ class Decided:
     abstracts: list[Any] | None
     extents: dict[int, tuple[int, ...]] = field(default_factory=dict)
     tolerance: Tolerance = field(default_factory=Tolerance)
+    kept: dict[int, Any] = field(default_factory=dict)
 
     def key_path(self, number: int) -> str:
         """Key path of a leaf, for messages."""
@@ -108,7 +111,13 @@ def as_asked(tree: StoredTree, abstract_state: Any, loading: PyTreeLoadingOption
     decided = Decided(structure, [], abstracts, tolerance=Tolerance(absent, loading.partial_load))
     found = match(tree.comparable(tree.structure), tree.comparable(structure), decided.tolerance)
     if isinstance(found, Mismatch):
-        raise _mismatch(tree, decided, advice=_advice(found))
+        # What has something else there is unexpected as well.
+        if not loading.keep_missing or found.unexpected:
+            raise _mismatch(tree, decided, advice=_advice(found))
+        lacking = [number for number, place in enumerate(found.leaves) if place < 0 and number not in absent]
+        decided.kept = {number: abstracts[number] for number in lacking}
+        absent, found = absent.union(lacking), found.leaves
+        abstracts = [PLACEHOLDER if number in absent else leaf for number, leaf in enumerate(abstracts)]
     decided.stored = [
         PLACEHOLDER if number in absent else tree.leaves[place] for number, place in enumerate(found)
     ]

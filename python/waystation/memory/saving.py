@@ -75,6 +75,7 @@ class AgentSlots:
         if not shard.can_change:
             on_copied_out()
         self._copy(save, shard, progress, on_copied_out)
+        save.wrote()
         save.check_cancelled(progress)
         self.saved_bytes = shard.data_bytes
         return b""

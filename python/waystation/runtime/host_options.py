@@ -59,6 +59,8 @@ _REFUSED = {
     "array.loading.sharding_for": "arrays lie as those of the abstract state do",
     "array.loading.on_statistics": "hosts keep statistics of their own; leave it out",
     "array.saving.on_statistics": "hosts keep statistics of their own; leave it out",
+    "memory.serialization_status_callback": "hosts write the arrays; leave it out",
+    "pytree.loading.keep_missing": "give ... in the places of what the checkpoint lacks",
     "pytree.loading.select": "give ... in the places of leaves that are not to be loaded",
 }
 

@@ -9,12 +9,15 @@ state, whatever it could be taken apart into.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
-from waystation._errors import WaystationError
+from waystation._arguments import require_type
+from waystation._errors import Unsupported, WaystationError
 from waystation.checkpoint import nested_state, prepare, wanted
+from waystation.checkpoint.context import Context
 from waystation.checkpoint.handlers.types import PathAwaitingCreation, StatefulCheckpointable
 from waystation.frameworks import registry
 from waystation.frameworks.described import is_described
@@ -22,12 +25,43 @@ from waystation.tree import flatten
 
 
 class PyTreeHandler:
-    """Handles states."""
+    """Handles states.
+
+    Args:
+        context: The options with which its methods save and load; None for those in effect when they are
+            called. A handler that a save or load takes over has the options of that.
+        array_metadata_validator: Accepted for compatibility with Orbax, and without effect: every load
+            verifies what it reads.
+        leaf_handler_registry: Must be None; `register_node` and the codecs of frameworks handle leaves.
+        partial_save_mode: Must be False; `waystation.partial` saves a state in parts.
+
+    Raises:
+        Unsupported: An argument has a value that cannot be honoured.
+    """
+
+    def __init__(
+        self,
+        *,
+        context: Context | None = None,
+        array_metadata_validator: object = None,
+        leaf_handler_registry: None = None,
+        partial_save_mode: bool = False,
+    ) -> None:
+        require_type("context", context, (Context, type(None)), "a Context, or None")
+        if leaf_handler_registry is not None:
+            raise Unsupported("frameworks handle leaves, so leaf_handler_registry must be None")
+        if partial_save_mode:
+            raise Unsupported("partial_save_mode must be False; waystation.partial saves a state in parts")
+        self._context = context
+
+    def _options(self) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext() if self._context is None else self._context
 
     async def save(self, directory: PathAwaitingCreation, checkpointable: Any) -> Awaitable[None]:
         """Makes the state safe from later changes; what it returns writes it."""
-        saving = nested_state.NestedSaving(str(directory.path))
-        saving.prepare(checkpointable)
+        with self._options():
+            saving = nested_state.NestedSaving(str(directory.path))
+            saving.prepare(checkpointable)
 
         async def write() -> None:
             await directory.await_creation()
@@ -39,13 +73,15 @@ class PyTreeHandler:
         """Loads a state that `save` has put there."""
 
         async def load() -> Any:
-            return nested_state.load(str(directory), abstract_checkpointable)
+            with self._options():
+                return nested_state.load(str(directory), abstract_checkpointable)
 
         return load()
 
     async def metadata(self, directory: Path) -> Any:
         """The abstract state of what `save` has put there."""
-        return nested_state.metadata(str(directory))
+        with self._options():
+            return nested_state.metadata(str(directory))
 
     def is_handleable(self, checkpointable: Any) -> bool:
         """Whether every leaf can be saved."""

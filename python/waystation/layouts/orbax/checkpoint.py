@@ -122,8 +122,12 @@ def _may_be_committed(path: str, root: storage.Root | None) -> bool:
     """Whether a directory, or the checkpoint that it is a part of, has the file that commits it, where
     nothing else does: in a store it cannot be renamed."""
     found = storage.of(path)
-    if found.renames is not None or not found.is_listable:
-        return True
+    return found.renames is not None or not found.is_listable or has_commit_file(path, root)
+
+
+def has_commit_file(path: str, root: storage.Root | None = None) -> bool:
+    """Whether a directory, or the checkpoint that it is a part of, has the file that Orbax writes last of a
+    save that it does not rename."""
     return _has(path, names.COMMIT_SUCCESS, root) or _has(os.path.dirname(path), names.COMMIT_SUCCESS)
 
 

@@ -1,0 +1,1 @@
+"""Waystation within other frameworks. Each module imports its framework, and nothing here imports them."""

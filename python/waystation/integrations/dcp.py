@@ -1,0 +1,336 @@
+"""`torch.distributed.checkpoint` on this engine: `import waystation.integrations.dcp as dcp`, or `install()`.
+
+`save`, `load` and `async_save` take the arguments of torch's functions and act as these do, on checkpoints of
+Waystation: asynchronous without a second process, committed at once, verified by checksums. Checkpoints that
+torch has written are still loaded, by torch's own function, so a run goes on from where it was. Planners and
+storages that define formats of their own go to torch's functions, too. Every other name is torch's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Collection, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint
+from torch import Tensor
+from torch.distributed.checkpoint.staging import AsyncStager, BlockingAsyncStager
+from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
+from torch.distributed.checkpoint.stateful import Stateful
+
+from waystation import storage
+from waystation._errors import InvalidInput
+from waystation._options import in_effect
+from waystation.checkpoint import load as load_state
+from waystation.checkpoint import metadata
+from waystation.checkpoint import save as save_state
+from waystation.checkpoint import save_async as save_state_async
+from waystation.checkpoint.paths import locate
+from waystation.transfers.handle import AsyncResponse
+from waystation.tree import flatten, unflatten
+
+__all__ = ["async_save", "install", "load", "save", "uninstall"]
+
+_log = logging.getLogger("waystation")
+
+# Not all of its names are exported, as type checkers see it.
+genuine: Any = torch.distributed.checkpoint
+# Torch's own functions, also once `install` has put ours in their place.
+_SAVE, _LOAD, _ASYNC_SAVE = genuine.save, genuine.load, genuine.async_save
+_STORAGES = (
+    genuine.FileSystemReader,
+    genuine.FileSystemWriter,
+    genuine.FsspecReader,
+    genuine.FsspecWriter,
+)
+_PLANNERS = (genuine.DefaultLoadPlanner, genuine.DefaultSavePlanner)
+_METADATA_OF_TORCH = ".metadata"  # the file that torch writes last
+
+
+def save(
+    state_dict: dict[str, Any],
+    *,
+    checkpoint_id: str | os.PathLike[str] | None = None,
+    storage_writer: Any = None,
+    planner: Any = None,
+    process_group: dist.ProcessGroup | None = None,
+    no_dist: bool = False,
+    use_collectives: bool = True,
+) -> Any:
+    """Saves a state dict, as `torch.distributed.checkpoint.save` does; returns once that is committed.
+
+    Args:
+        state_dict: Tensors, DTensors, numbers, strings, None and containers of these. Of each `Stateful` its
+            `state_dict()` is saved.
+        checkpoint_id: The directory or location of the checkpoint.
+        storage_writer: One of torch's for file systems, whose path is taken; others write formats of their
+            own, and are given to torch's function.
+        planner: Torch's default planner, or None; others are given to torch's function.
+        process_group: The processes that save; by default all.
+        no_dist: This process saves alone.
+        use_collectives: Without effect.
+
+    Returns:
+        None, where torch returns metadata of its own format.
+
+    Raises:
+        InvalidInput: No place is given.
+        Conflict: There is something else than a checkpoint of Waystation at that place.
+        Unsupported: A leaf is an object that only pickle could save.
+        WaystationError: As `waystation.save` does.
+    """
+    if not _is_ours(storage_writer, planner):
+        return _SAVE(
+            state_dict,
+            checkpoint_id=checkpoint_id,
+            storage_writer=storage_writer,
+            planner=planner,
+            process_group=process_group,
+            no_dist=no_dist,
+            use_collectives=use_collectives,
+        )
+    path = _place(checkpoint_id, storage_writer)
+    with _processes(process_group, no_dist=no_dist):
+        save_state(path, _of_stateful(state_dict), overwrite=_may_overwrite(storage_writer))
+    return None
+
+
+def async_save(
+    state_dict: dict[str, Any],
+    *,
+    checkpoint_id: str | os.PathLike[str] | None = None,
+    storage_writer: Any = None,
+    planner: Any = None,
+    process_group: dist.ProcessGroup | None = None,
+    async_checkpointer_type: Any = None,
+    async_stager: AsyncStager | None = None,
+    no_dist: bool = False,
+    use_collectives: bool = True,
+) -> Future[Any] | AsyncSaveResponse:
+    """Saves a state dict in the background, as `torch.distributed.checkpoint.async_save` does.
+
+    Takes the arguments of `save`. The tensors may be changed once it returns, whatever the stager.
+
+    Args:
+        state_dict: See `save`.
+        checkpoint_id: See `save`.
+        storage_writer: See `save`.
+        planner: See `save`.
+        process_group: See `save`.
+        async_checkpointer_type: Without effect: threads of the engine write, and hold no lock of Python.
+        async_stager: With one that stages in the background, the result is an `AsyncSaveResponse`, whose
+            staging is complete.
+        no_dist: See `save`.
+        use_collectives: Without effect.
+
+    Returns:
+        A future, whose result is None once the checkpoint is committed.
+    """
+    if not _is_ours(storage_writer, planner):
+        more = {} if async_checkpointer_type is None else {"async_checkpointer_type": async_checkpointer_type}
+        given: Future[Any] | AsyncSaveResponse = _ASYNC_SAVE(
+            state_dict,
+            checkpoint_id=checkpoint_id,
+            storage_writer=storage_writer,
+            planner=planner,
+            process_group=process_group,
+            async_stager=async_stager,
+            no_dist=no_dist,
+            use_collectives=use_collectives,
+            **more,
+        )
+        return given
+    path = _place(checkpoint_id, storage_writer)
+    with _processes(process_group, no_dist=no_dist):
+        response = save_state_async(path, _of_stateful(state_dict), overwrite=_may_overwrite(storage_writer))
+    uploaded = _future(response)
+    if async_stager is None or isinstance(async_stager, BlockingAsyncStager):
+        return uploaded
+    staged: Future[None] = Future()
+    staged.set_result(None)
+    return AsyncSaveResponse(staging_completion=staged, upload_completion=uploaded)
+
+
+def load(
+    state_dict: dict[str, Any],
+    *,
+    checkpoint_id: str | os.PathLike[str] | None = None,
+    storage_reader: Any = None,
+    planner: Any = None,
+    process_group: dist.ProcessGroup | None = None,
+    no_dist: bool = False,
+) -> None:
+    """Loads into a state dict, as `torch.distributed.checkpoint.load` does.
+
+    Tensors are loaded in place, whatever devices, meshes and placements they have; other values of the dict
+    are replaced by what was saved. Each `Stateful` is given its part by `load_state_dict()`. The checkpoint
+    may hold more than is asked for.
+
+    Args:
+        state_dict: What is loaded.
+        checkpoint_id: The checkpoint: one of Waystation, or one that torch has written.
+        storage_reader: One of torch's for file systems, whose path is taken; others are given to torch's
+            function.
+        planner: Torch's default planner, or None; others are given to torch's function. With its
+            `allow_partial_load`, values that the checkpoint lacks stay as they are.
+        process_group: The processes that load; by default all.
+        no_dist: This process loads alone.
+
+    Raises:
+        InvalidInput: No place is given.
+        CheckpointNotFound: There is no checkpoint at that place.
+        StructureMismatch: The checkpoint lacks a value, or a tensor has another shape.
+        WaystationError: As `waystation.load` does.
+    """
+    is_ours = _is_ours(storage_reader, planner)
+    path = _place(checkpoint_id, storage_reader) if is_ours else ""
+    if not is_ours or storage.is_there(os.path.join(path, _METADATA_OF_TORCH)):
+        _log.info("torch loads '%s'", path or checkpoint_id)
+        _LOAD(
+            state_dict,
+            checkpoint_id=checkpoint_id,
+            storage_reader=storage_reader,
+            planner=planner,
+            process_group=process_group,
+            no_dist=no_dist,
+        )
+        return
+    states = _of_stateful(state_dict)
+    with _processes(process_group, no_dist=no_dist) as options:
+        options.pytree.loading.partial_load = True
+        options.pytree.loading.keep_missing = getattr(planner, "allow_partial_load", False)
+        options.array.loading.in_place = True
+        with _in_effect(options):
+            loaded = load_state(path, _wanted(path, states))
+    for key, value in state_dict.items():
+        if isinstance(value, Stateful):
+            value.load_state_dict(_put(states[key], loaded[key]))
+        else:
+            state_dict[key] = _put(value, loaded[key])
+
+
+def install() -> None:
+    """Puts `save`, `load` and `async_save` in the place of torch's, for libraries that call these.
+
+    Call it before such a library is imported: what has taken a function from the module by then keeps it.
+    """
+    _put_in_place(save, load, async_save)
+
+
+def uninstall() -> None:
+    """Puts torch's own functions back."""
+    _put_in_place(_SAVE, _LOAD, _ASYNC_SAVE)
+
+
+def _put_in_place(*functions: Any) -> None:
+    modules = (genuine, genuine.state_dict_saver, genuine.state_dict_loader)
+    for function, name in zip(functions, ("save", "load", "async_save"), strict=True):
+        for module in modules:
+            if hasattr(module, name):
+                setattr(module, name, function)
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(genuine, name)
+
+
+def _is_ours(own_storage: Any, planner: Any) -> bool:
+    """Whether neither says that the format is another one."""
+    return (own_storage is None or type(own_storage) in _STORAGES) and (
+        planner is None or type(planner) in _PLANNERS
+    )
+
+
+def _place(checkpoint_id: str | os.PathLike[str] | None, own_storage: Any) -> str:
+    """The location that is meant."""
+    if checkpoint_id is None:
+        checkpoint_id = getattr(own_storage, "path", None)
+    if checkpoint_id is None:
+        raise InvalidInput("give the place of the checkpoint as checkpoint_id")
+    return locate(checkpoint_id)
+
+
+def _may_overwrite(writer: Any) -> bool:
+    """Whether a checkpoint is replaced, as torch's writers do unless they are told otherwise."""
+    return bool(getattr(writer, "overwrite", True))
+
+
+@contextlib.contextmanager
+def _processes(group: dist.ProcessGroup | None, *, no_dist: bool) -> Iterator[Any]:
+    """Has the processes of a group take part; gives the options, for more of them."""
+    options = in_effect.current_options().thawed()
+    if dist.is_available() and dist.is_initialized():
+        ranks: Collection[int] | None = None
+        if no_dist:
+            ranks = {dist.get_rank()}
+        elif group is not None:
+            ranks = dist.get_process_group_ranks(group)
+        if ranks is not None and len(ranks) < dist.get_world_size():
+            options.multiprocessing.active_processes = set(ranks)
+            options.multiprocessing.primary_host = min(ranks)
+    with _in_effect(options):
+        yield options
+
+
+@contextlib.contextmanager
+def _in_effect(options: Any) -> Iterator[None]:
+    in_effect.enter(options.frozen())
+    try:
+        yield
+    finally:
+        in_effect.leave()
+
+
+def _of_stateful(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """What is saved of each value, or loaded into it."""
+    return {
+        key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state_dict.items()
+    }
+
+
+def _wanted(path: str, states: dict[str, Any]) -> dict[str, Any]:
+    """An abstract state: tensors as they are, and in the places of other values what is stored there."""
+    leaves, structure = flatten(states)
+    if all(isinstance(leaf, Tensor) for leaf in leaves):
+        return states
+    stored, stored_structure = flatten(metadata(path).metadata)
+    known = dict(zip(stored_structure.key_paths(), stored, strict=True))
+    paths = structure.key_paths()
+    wanted = [
+        leaf if isinstance(leaf, Tensor) else known.get(path, leaf)
+        for leaf, path in zip(leaves, paths, strict=True)
+    ]
+    made: dict[str, Any] = unflatten(structure, wanted)
+    return made
+
+
+def _put(given: Any, loaded: Any) -> Any:
+    """The loaded value, in the dicts and lists that were given."""
+    if isinstance(given, dict) and isinstance(loaded, dict):
+        for key, value in loaded.items():
+            given[key] = _put(given[key], value)
+        return given
+    if isinstance(given, list) and isinstance(loaded, list):
+        given[:] = [_put(own, value) for own, value in zip(given, loaded, strict=True)]
+        return given
+    return loaded
+
+
+def _future(response: AsyncResponse[None]) -> Future[Any]:
+    """A future of the standard library that ends as a response does."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+
+    def settle(ended: AsyncResponse[None]) -> None:
+        error = ended.exception()
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    response.on_end(settle)
+    return future

@@ -1,0 +1,1 @@
+"""Waystation within programs and libraries of other frameworks."""

@@ -1,0 +1,111 @@
+"""What the processes of programs that use `torch.distributed.checkpoint` do in the tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as genuine
+from tests.distributed.torch_scenarios import connect
+from tests.support.programs import Place
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import waystation.integrations.dcp as dcp
+
+
+class App:
+    """A model and its optimizer, as torch's tutorial saves them: it is a `Stateful`."""
+
+    def __init__(self, seed: int, count: int) -> None:
+        torch.manual_seed(seed)
+        self.model = torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.ReLU(), torch.nn.Linear(10, 3))
+        mesh = init_device_mesh("cpu", (count,))
+        for layer in (self.model[0], self.model[2], self.model):
+            fully_shard(layer, mesh=mesh)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.steps = 0
+
+    def train(self, steps: int) -> None:
+        """Trains on data that depend on the step alone."""
+        for _ in range(steps):
+            torch.manual_seed(100 + self.steps)
+            loss = self.model(torch.randn(4, 6)).square().sum()
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.steps += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer, "steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        set_state_dict(
+            self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
+        self.steps = state["steps"]
+
+    def whole(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The parameters, gathered."""
+        return {name: value.full_tensor().numpy() for name, value in self.model.state_dict().items()}
+
+
+def train_and_save(place: Place, steps: int, by: str, way: str) -> dict[str, np.ndarray[Any, Any]]:
+    """Trains and saves; returns the parameters of a run that goes on for two more steps."""
+    connect(place)
+    app = App(1, place.count)
+    app.train(steps)
+    library: Any = genuine if by == "torch" else dcp
+    state, target = {"app": app}, str(place.directory / "step")
+    if way == "save":
+        library.save(state, checkpoint_id=target)
+    else:
+        future = library.async_save(state, storage_writer=genuine.FileSystemWriter(target))
+        app.train(1)
+        future.result()
+        app.steps -= 1
+        library.load({"app": app}, checkpoint_id=target)
+    app.train(2)
+    whole = app.whole()
+    dist.barrier()
+    place.disconnect()
+    return whole
+
+
+def resume(place: Place) -> tuple[int, dict[str, np.ndarray[Any, Any]]]:
+    """Loads what another number of processes has saved, and trains two steps."""
+    connect(place)
+    app = App(2, place.count)
+    dcp.load({"app": app}, checkpoint_id=place.directory / "step")
+    loaded = app.steps
+    app.train(2)
+    whole = app.whole()
+    dist.barrier()
+    place.disconnect()
+    return loaded, whole
+
+
+def some_save(place: Place) -> list[Any]:
+    """The last two processes save and load in their group; each saves and loads alone."""
+    connect(place)
+    members = [place.count - 2, place.count - 1]
+    group = dist.new_group(members)
+    seen: list[Any] = []
+    if place.index in members:
+        state = {"w": torch.full((4,), float(members[0])), "n": 3}
+        dcp.save(state, checkpoint_id=place.directory / "group", process_group=group)
+        wanted = {"w": torch.zeros(4), "n": 0}
+        dcp.load(wanted, checkpoint_id=place.directory / "group", process_group=group)
+        seen.append((wanted["w"].tolist(), wanted["n"]))
+    own = place.directory / f"own-{place.index}"
+    dcp.save({"w": torch.full((2,), float(place.index))}, checkpoint_id=own, no_dist=True)
+    wanted = {"w": torch.zeros(2)}
+    dcp.load(wanted, checkpoint_id=own, no_dist=True)
+    seen.append(wanted["w"].tolist())
+    dist.barrier()
+    place.disconnect()
+    return seen

@@ -1,0 +1,253 @@
+"""`waystation.integrations.dcp`: programs for torch's functions do the same on ours."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as genuine
+from tests.integrations import dcp_scenarios
+from tests.support.programs import running
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
+
+import waystation
+import waystation.integrations.dcp as dcp
+from waystation import errors
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:TypedStorage")
+
+
+def _trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def _same(ours: Any, theirs: Any) -> None:
+    assert type(ours) is type(theirs)
+    if isinstance(ours, dict):
+        assert ours.keys() == theirs.keys()
+        for key, value in ours.items():
+            _same(value, theirs[key])
+    elif isinstance(ours, list | tuple):
+        for one, other in zip(ours, theirs, strict=True):
+            _same(one, other)
+    elif isinstance(ours, torch.Tensor):
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours, theirs)
+    else:
+        assert ours == theirs
+
+
+def _random_state(chance: random.Random, depth: int = 0) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for number in range(chance.randint(1, 4)):
+        kinds = ["tensor", "int", "float", "str", "bool", "none", *(["dict", "list"] if depth < 3 else [])]
+        value: Any
+        match chance.choice(kinds):
+            case "tensor":
+                shape = [chance.randint(0, 4) for _ in range(chance.randint(0, 3))]
+                dtype = chance.choice([torch.float32, torch.bfloat16, torch.int64, torch.bool])
+                value = torch.randint(0, 2, shape).to(dtype)
+            case "int":
+                value = chance.randint(-5, 1 << 40)
+            case "float":
+                value = chance.random()
+            case "str":
+                value = chance.choice(["", "words", "ä"])
+            case "bool":
+                value = chance.random() < 0.5
+            case "none":
+                value = None
+            case "dict":
+                value = _random_state(chance, depth + 1)
+            case _:
+                value = [torch.ones(chance.randint(1, 3)), chance.randint(0, 9)]
+        made[f"key{number}"] = value
+    return made
+
+
+def _emptied(state: Any) -> Any:
+    """The same with other values of the same kinds."""
+    if isinstance(state, dict):
+        return {key: _emptied(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [_emptied(value) for value in state]
+    if isinstance(state, torch.Tensor):
+        return torch.zeros_like(state)
+    return state if state is None else type(state)()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_state_comes_back_as_from_torch(tmp_path: Path, seed: int) -> None:
+    torch.manual_seed(seed)
+    state = _random_state(random.Random(seed))
+    outcomes = []
+    for library in (genuine, dcp):
+        path = tmp_path / library.__name__
+        library.save(copy.deepcopy(state), checkpoint_id=path)
+        wanted = _emptied(state)
+        library.load(wanted, checkpoint_id=path)
+        outcomes.append(wanted)
+    _same(outcomes[1], outcomes[0])
+    _same(outcomes[1], state)
+
+
+def test_tensors_are_loaded_in_place_and_containers_stay_the_same(tmp_path: Path) -> None:
+    model, optimizer = _trained()
+    dcp.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint_id=tmp_path / "c")
+    again, other = _trained()
+    weight, inner = again.weight, again.state_dict()
+    wanted = {"model": inner, "optimizer": other.state_dict()}
+    dcp.load(wanted, checkpoint_id=tmp_path / "c")
+    assert again.weight is weight
+    assert torch.equal(weight, model.weight)
+    assert wanted["model"] is inner
+    _same(wanted["optimizer"], optimizer.state_dict())
+
+
+def test_a_run_goes_on_from_a_checkpoint_of_torch(tmp_path: Path) -> None:
+    model, optimizer = _trained()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 7}
+    genuine.save(state, checkpoint_id=tmp_path / "step-7")
+    again, other = _trained()
+    wanted = {"model": again.state_dict(), "optimizer": other.state_dict(), "step": 0}
+    dcp.load(wanted, checkpoint_id=tmp_path / "step-7")
+    _same(wanted, state)
+
+
+def test_what_the_checkpoint_lacks_is_an_error_or_stays(tmp_path: Path) -> None:
+    dcp.save({"a": torch.ones(2), "more": torch.ones(3), "n": 5}, checkpoint_id=tmp_path / "c")
+    new = torch.full((2,), 3.0)
+    wanted = {"a": torch.zeros(2), "new": new, "m": 4}
+    with pytest.raises(errors.StructureMismatch, match="new"):
+        dcp.load(wanted, checkpoint_id=tmp_path / "c")
+    dcp.load(
+        wanted, checkpoint_id=tmp_path / "c", planner=genuine.DefaultLoadPlanner(allow_partial_load=True)
+    )
+    assert wanted["a"].tolist() == [1, 1]
+    assert wanted["new"] is new
+    assert new.tolist() == [3, 3]
+    assert wanted["m"] == 4
+
+
+def test_another_shape_is_an_error(tmp_path: Path) -> None:
+    dcp.save({"a": torch.ones(2)}, checkpoint_id=tmp_path / "c")
+    wanted = {"a": torch.zeros(3)}
+    with pytest.raises(errors.StructureMismatch, match="shape"):
+        dcp.load(wanted, checkpoint_id=tmp_path / "c")
+    assert wanted["a"].tolist() == [0, 0, 0]
+
+
+def test_changes_after_an_asynchronous_save_are_not_saved(tmp_path: Path) -> None:
+    weights = torch.ones(1 << 16)
+    future = dcp.async_save({"w": weights}, checkpoint_id=tmp_path / "c")
+    weights.zero_()
+    assert future.result(60) is None
+    wanted = {"w": torch.empty(1 << 16)}
+    dcp.load(wanted, checkpoint_id=tmp_path / "c")
+    assert wanted["w"].eq(1).all()
+    stager = DefaultStager(StagingOptions(False, False, True, False))
+    try:
+        both = dcp.async_save({"w": weights}, checkpoint_id=tmp_path / "c", async_stager=stager)
+    finally:
+        stager.close()
+    assert isinstance(both, AsyncSaveResponse)
+    both.staging_completion.result(60)
+    both.upload_completion.result(60)
+
+
+def test_a_failure_is_in_the_future_or_raised_at_once(tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "notes.txt").write_text("mine")
+    with pytest.raises(errors.Conflict):
+        dcp.async_save({"w": torch.ones(2)}, checkpoint_id=tmp_path / "c")
+    with pytest.raises(errors.UnsupportedLeaf, match="object"):
+        dcp.save({"w": object()}, checkpoint_id=tmp_path / "d")
+    with pytest.raises(errors.InvalidInput, match="checkpoint_id"):
+        dcp.save({"w": torch.ones(2)})
+    with pytest.raises(errors.CheckpointNotFound):
+        dcp.load({"w": torch.ones(2)}, checkpoint_id=tmp_path / "none")
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+def test_a_writer_says_where_and_whether_to_overwrite(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    dcp.save({"w": torch.ones(2)}, storage_writer=genuine.FileSystemWriter(path))
+    dcp.save({"w": torch.zeros(2)}, storage_writer=genuine.FileSystemWriter(path))
+    with pytest.raises(errors.Conflict):
+        dcp.save({"w": torch.ones(2)}, storage_writer=genuine.FileSystemWriter(path, overwrite=False))
+    wanted = {"w": torch.ones(2)}
+    dcp.load(wanted, storage_reader=genuine.FileSystemReader(path))
+    assert wanted["w"].tolist() == [0, 0]
+    assert waystation.is_checkpoint(path)
+
+
+def test_other_planners_and_storages_are_torchs(tmp_path: Path) -> None:
+    class Renaming(genuine.DefaultSavePlanner):
+        pass
+
+    dcp.save({"w": torch.ones(2)}, checkpoint_id=tmp_path / "c", planner=Renaming())
+    assert (tmp_path / "c" / ".metadata").exists()
+    wanted = {"w": torch.zeros(2)}
+    dcp.load(wanted, checkpoint_id=tmp_path / "c")
+    assert wanted["w"].tolist() == [1, 1]
+    assert dcp.FileSystemWriter is genuine.FileSystemWriter
+    assert dcp.state_dict is genuine.state_dict
+
+
+@pytest.fixture
+def installed() -> Iterator[None]:
+    dcp.install()
+    yield
+    dcp.uninstall()
+
+
+def test_libraries_that_call_torch_save_with_ours(tmp_path: Path, installed: None) -> None:
+    from torch.distributed.checkpoint import load, save
+
+    save({"w": torch.ones(2)}, checkpoint_id=tmp_path / "c")
+    assert waystation.is_checkpoint(tmp_path / "c")
+    wanted = {"w": torch.zeros(2)}
+    load(wanted, checkpoint_id=tmp_path / "c")
+    assert wanted["w"].tolist() == [1, 1]
+    dcp.uninstall()
+    assert genuine.save is not dcp.save
+    genuine.save({"w": torch.ones(2)}, checkpoint_id=tmp_path / "d")
+    assert not waystation.is_checkpoint(tmp_path / "d")
+
+
+@pytest.mark.long
+@pytest.mark.share(3)
+@pytest.mark.parametrize(
+    ("by", "way", "count"),
+    [("ours", "async", 2), ("torch", "save", 2), ("ours", "save", 4), ("ours", "save", 2)],
+)
+def test_an_fsdp_run_goes_on_bit_by_bit_in_other_numbers(
+    tmp_path: Path, by: str, way: str, count: int
+) -> None:
+    scenario = dcp_scenarios.train_and_save
+    with running(scenario, 3, by, way, count=2, framework="torch", directory=tmp_path) as programs:
+        expected = programs.values()[0]
+    with running(dcp_scenarios.resume, count=count, framework="torch", directory=tmp_path) as programs:
+        for steps, whole in programs.values():
+            assert steps == 3
+            for name, value in whole.items():
+                np.testing.assert_allclose(value, expected[name], rtol=0, atol=0 if count == 2 else 1e-6)
+
+
+def test_groups_and_single_processes_save_alone(tmp_path: Path) -> None:
+    with running(dcp_scenarios.some_save, count=3, framework="torch", directory=tmp_path) as programs:
+        first, second, third = programs.values()
+    assert first == [[0.0, 0.0]]
+    assert second == [([1.0] * 4, 3), [1.0, 1.0]]
+    assert third == [([1.0] * 4, 3), [2.0, 2.0]]
