@@ -26,7 +26,7 @@ from waystation.errors import InvalidInput
 MOST_HOSTS = 64
 HOSTS_FILE, SECRET_FILE = "hosts.json", "secret"
 _SECRET_BYTES = 32
-_MOST_BYTES = 16 << 20
+_MOST_BYTES = 4 << 20
 _FORM = 'write it like [{"name": "a", "address": "10.0.0.1:7700"}, {"name": "b", "address": …}, …]'
 
 

@@ -1,6 +1,8 @@
 """How commands fail: one message, the right exit code, a traceback only on demand."""
 
+import importlib
 import os
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -9,8 +11,11 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 import waystation
+from waystation.cli import commands
+from waystation.cli.application import application
 from waystation.cli.reporting import reporting
 from waystation.errors import Unavailable
 
@@ -170,6 +175,64 @@ def test_what_the_machine_refuses_is_no_defect(
         raise raised
     assert exit_info.value.exit_code == 2
     assert capsys.readouterr().err == told
+
+
+def test_a_path_without_end_is_too_long(tmp_path: Path, run) -> None:
+    waystation.save(tmp_path / "runs" / "1", {"a": 1})
+    outcome = run("mirror", tmp_path / "runs", tmp_path / ("x/" * 3000))
+    assert outcome.code == 2
+    assert "report this" not in outcome.err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_paths_without_permission_are_named(tmp_path: Path) -> None:
+    """Each command in a child that may not see the directory."""
+    waystation.save(tmp_path / "closed" / "1", {"a": 1})
+    (tmp_path / "file").write_text("")
+    os.chmod(tmp_path / "file", 0o000)
+    os.chmod(tmp_path / "closed", 0o700)
+    for directory in (tmp_path, *list(tmp_path.parents)[:1]):
+        os.chmod(directory, 0o755)
+    inside = tmp_path / "closed" / "1"
+    calls: list[list[object]] = [
+        ["inspect", inside],
+        ["ls", tmp_path / "closed"],
+        ["verify", inside],
+        ["diff", inside, inside],
+        ["export", inside, tmp_path / "out"],
+        ["cp", inside, tmp_path / "copy"],
+        ["mirror", tmp_path / "closed", tmp_path / "copies"],
+        ["gc", tmp_path / "closed"],
+        ["sum", tmp_path / "file"],
+        ["doctor", tmp_path / "closed"],
+        ["placement", "--domains", tmp_path / "file"],
+        ["top", "--once", "--hosts", tmp_path / "file"],
+        ["program", "show", tmp_path / "file"],
+        ["launch", "--hosts", tmp_path / "file", "--", "true"],
+    ]
+    for module in pkgutil.iter_modules(commands.__path__, f"{commands.__name__}."):
+        importlib.import_module(module.name)  # the child may not be able to
+    importlib.import_module("waystation_launch.launch")
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.seteuid(65534)
+            runner = CliRunner()
+            for call in calls:
+                done = runner.invoke(application, [str(part) for part in call], prog_name="waystation")
+                os.write(write, f"{call[0]} {done.exit_code} {done.stderr!r}\n".encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read) as told:
+        lines = told.read().splitlines()
+    os.waitpid(child, 0)
+    assert len(lines) == len(calls)
+    for line in lines:
+        assert line.split(" ")[1] == "2", line
+        assert "ermission denied" in line, line
+        assert "report this" not in line, line
 
 
 def test_a_question_that_is_left_is_an_interrupt(capsys: pytest.CaptureFixture[str]) -> None:

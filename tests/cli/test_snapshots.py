@@ -55,18 +55,25 @@ CALLS: dict[str, list[str]] = {
         "runs/step_1 out",
         "runs/step_1 out.npz --select w",
         "runs/step_1 out.pt",
+        "runs/step_1 model",
         "runs/step_1 out --cast float32=flaot16",
         "runs/step_1 out --max-shard-bytes much",
     ],
     "cp": ["runs/step_1 copy", "runs/step_1 runs/step_2", "absent copy"],
-    "mirror": ["runs copies", "runs/step_1 copies"],
+    "mirror": ["runs copies", "runs/step_1 copies", "runs http://127.0.0.1:1/copies"],
     "gc": ["runs", "runs --dry-run", "runs --older-than soon", "leftovers", "leftovers --yes"],
     "doctor": ["absent", "file"],
     "demo": ["--memory --runtime"],
     "launch": ["--torch -- true", "-- false", "--hosts file -- true", "-- ./absent"],
     "runtime": ["status nowhere:1"],
     "program": ["show absent", "show absent_module:name", "show file"],
-    "placement": ["--hosts 4 --copies 2 --hosts-per-domain 2", "--copies 2", "--domains file", "--hosts 1"],
+    "placement": [
+        "--hosts 4 --copies 2 --hosts-per-domain 2",
+        "--copies 2",
+        "--domains file",
+        "--domains none",
+        "--hosts 1",
+    ],
     "agent": ["discard --directory absent"],
     "top": ["--once", "--metrics nowhere --once", "--hosts file --once", "--hosts file --metrics a:1"],
 }
@@ -89,6 +96,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "model").mkdir()
     export("runs/step_1", tmp_path / "model")
     (tmp_path / "file").write_text("hello\n")
+    (tmp_path / "none").touch()
     (tmp_path / "empty").mkdir()
     attempt = tmp_path / "leftovers" / f"step_3.waystation-tmp-{'0' * 12}-17-4242-00c0ffee"
     attempt.mkdir(parents=True)

@@ -7,6 +7,7 @@ document, also on failure (`{"error": …}`); no traceback is shown unless it is
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
 import sys
 import traceback as tracebacks
@@ -24,10 +25,16 @@ INTERRUPTED = 130
 PIPE_CLOSED = 141  # as of a program that SIGPIPE ends
 
 # Errors speak of the arguments of functions, which are options here.
-_OPTIONS = {"overwrite=True": "--overwrite", "bytes_per_second": "--bytes-per-second"}
+_OPTIONS = {
+    "--overwrite, overwrite=True": "--overwrite",
+    "overwrite=True": "--overwrite",
+    "bytes_per_second": "--bytes-per-second",
+}
 
 # What the engine adds to the text of an error of the system. People need the text.
 _OS_ERROR_NUMBER = re.compile(r" \(os error \d+\)")
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # What to try next, by kind, where the message of the error itself does not say.
 _HINTS = {
@@ -96,9 +103,12 @@ def _told_of_system(error: OSError) -> tuple[str, str, dict[str, Any], str | Non
     """Kind, message, context and hint of what the system has refused, at a place that expects no refusal."""
     from waystation._errors import from_os_error
 
-    if error.filename is None:  # files have names; what has none is most often the output
+    if error.filename is None and error.errno in _NO_ROOM:  # all else that is written has a name
         _give_up_stdout()
-        message = f"the output could not be written: {error.strerror or error}"
+        message = f"the output could not be written: {error.strerror}"
+        return "Unavailable", message, {}, _HINTS["Unavailable"]
+    if error.filename is None:
+        message = f"the system refuses what the command needs: {error.strerror or error}"
         return "Unavailable", message, {}, _HINTS["Unavailable"]
     told = from_os_error(error, "use", str(error.filename))
     return told.kind, told.message, _shown_context(told), _HINTS.get(told.kind)
