@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         path,
         runtime,
         safetensors,
+        telemetry,
         training,
         tree,
     )
@@ -65,7 +66,7 @@ else:
     # Hidden from type checkers, which would otherwise let any attribute pass.
     _MODULES = (
         *("arrays", "checkpoint", "errors", "handlers", "memory", "multihost"),
-        *("options", "partial", "path", "runtime", "safetensors", "training", "tree"),
+        *("options", "partial", "path", "runtime", "safetensors", "telemetry", "training", "tree"),
     )
     _HOMES = {**dict.fromkeys(_MODULES), "register_node": "waystation.tree"}
 
@@ -149,6 +150,7 @@ __all__ = [
     "save_checkpointables_async",
     "save_pytree",
     "save_pytree_async",
+    "telemetry",
     "training",
     "tree",
     "verify",

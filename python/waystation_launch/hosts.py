@@ -26,6 +26,7 @@ from waystation.errors import InvalidInput
 MOST_HOSTS = 64
 HOSTS_FILE, SECRET_FILE = "hosts.json", "secret"
 _SECRET_BYTES = 32
+_MOST_BYTES = 4 << 20
 _FORM = 'write it like [{"name": "a", "address": "10.0.0.1:7700"}, {"name": "b", "address": …}, …]'
 
 
@@ -57,7 +58,7 @@ def read_hosts(path: Path) -> list[ListedHost]:
         InvalidInput: The file is not a list of hosts, or names a host twice.
     """
     try:
-        entries = json.loads(path.read_bytes())
+        entries = json.loads(_start_of(path))
         hosts = [
             ListedHost(entry["name"], entry["address"], entry.get("domain", entry["name"]))
             for entry in entries
@@ -82,9 +83,15 @@ def read_secret(path: Path) -> bytes:
         InvalidInput: The file cannot be read.
     """
     try:
-        return path.read_bytes().rstrip(b"\r\n")
+        return _start_of(path).rstrip(b"\r\n")
     except OSError as error:
         raise from_os_error(error, "read the secret of the agents", str(path)) from error
+
+
+def _start_of(path: Path) -> bytes:
+    """The file, or so much of it that it can be neither a list nor a secret: a device may have no end."""
+    with path.open("rb") as file:
+        return file.read(_MOST_BYTES)
 
 
 def index_of(hosts: Sequence[ListedHost], name: str, path: Path) -> int:

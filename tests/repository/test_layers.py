@@ -22,7 +22,7 @@ LAYERS: list[set[str]] = [
     {"cli"},
     {"waystation_demo"},
     {"waystation_launch"},
-    {"arrays", "multihost", "options", "partial", "path"},  # public modules, which no layer imports
+    {"arrays", "multihost", "options", "partial", "path", "telemetry"},  # public, and no layer imports them
     {"integrations"},
     {"compat"},
     {"runtime"},
@@ -248,7 +248,6 @@ FILE_USERS = {
     "cli/application.py": "completes paths in a shell, which imports nothing",
     "cli/commands/agent.py": "the directory of an agent",
     "cli/commands/doctor.py": "what the kernel offers",
-    "cli/commands/placement.py": "a list of hosts",
     "cli/commands/program_show.py": "programs of the runtime",
     "cli/findings.py": "what the kernel offers",
     "compat/fastsafetensors/common.py": "where a GPU is",

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -65,6 +66,8 @@ from waystation.storage.bandwidth import Bandwidth
 from waystation.storage.leases import Leases
 from waystation.storage.store_leases import StoreLeases
 from waystation.transfers.handle import Progress
+
+_log = logging.getLogger("waystation")
 
 # Of one engine job, unless a file has more: what a copy that is killed has to do again.
 _JOB_BYTES = 256 << 20
@@ -178,9 +181,19 @@ class Copying:
             raise
         files = source.files
         nbytes = sum(file.nbytes for file in files)
-        return CopyStatistics(
+        done = CopyStatistics(
             target, len(files), nbytes, place.found_bytes, elapsed_s=time.monotonic() - begun_s
         )
+        _log.info(
+            "copied '%s' to '%s': %d bytes in %d files, %d of them found there, %.3f s",
+            held.target,
+            done.path,
+            done.nbytes,
+            done.files,
+            done.found_bytes,
+            done.elapsed_s,
+        )
+        return done
 
     def _copy_files(self, source: _Source, place: Target, options: Options) -> None:
         total = sum(file.nbytes for file in source.files)

@@ -28,7 +28,7 @@ from waystation.layouts.opened import ArrayLeaf, Opened, Scalar
 from waystation.transfers import filling, fit, in_place, staging
 from waystation.transfers.buffers import Buffer, Incoming
 from waystation.transfers.handle import Progress
-from waystation.transfers.statistics import LoadStatistics, give
+from waystation.transfers.statistics import LoadStatistics, give, publish
 
 
 class Filling:
@@ -111,7 +111,7 @@ class Filling:
             read.cached_bytes,
             read.repeated_requests,
         )
-        statistics.log()
+        publish(statistics)
         give(statistics, loading.on_statistics, "array.loading.on_statistics")
 
 

@@ -19,6 +19,7 @@ import gc
 import json
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +44,7 @@ from waystation.layouts.native.read import OpenCheckpointable
 from waystation.layouts.opened import Opened
 from waystation.storage.scratch import ScratchDirectory
 from waystation.transfers.handle import AsyncResponse, Progress
+from waystation.transfers.statistics import failures_published
 from waystation.tree import unflatten
 
 T = TypeVar("T")
@@ -80,6 +82,7 @@ class Loading:
         is_in_background: bool = False,
     ) -> None:
         self.target = target
+        self._begun_s = time.monotonic()
         self._is_in_background = is_in_background
         self._names = names
         self._options = options
@@ -111,7 +114,8 @@ class Loading:
             if isinstance(abstract_state, CheckpointMetadata):
                 abstract_state = abstract_state.metadata
             self._begin = lambda: self._prepare(asked, progress, are_states=True)
-            (state,) = self._until_whole(self._finish).values()
+            with self._failures_published():
+                (state,) = self._until_whole(self._finish).values()
             return state
         finally:
             self.close()
@@ -130,7 +134,8 @@ class Loading:
 
         try:
             self._begin = lambda: self._prepare(asked, progress, are_states=False)
-            self._until_whole(lambda: None)
+            with self._failures_published():
+                self._until_whole(lambda: None)
         except BaseException:
             self.close()
             raise
@@ -138,9 +143,13 @@ class Loading:
     def end(self) -> dict[str, Any]:
         """The rest of what was begun; returns what was loaded, by name."""
         try:
-            return self._until_whole(self._finish)
+            with self._failures_published():
+                return self._until_whole(self._finish)
         finally:
             self.close()
+
+    def _failures_published(self) -> contextlib.AbstractContextManager[None]:
+        return failures_published("load", self.target, self._begun_s)
 
     def _until_whole(self, go_on: Callable[[], T]) -> T:
         """Begins, where that is not done, and goes on; again and again while the checkpoint is replaced.
@@ -192,10 +201,11 @@ class Loading:
     def require_checkpoint(self) -> None:
         """Refuses a path that holds no checkpoint; ends the load then."""
         try:
-            if self._is_local:
-                self._settle()
-            else:
-                self._session.broadcast(self._require)
+            with self._failures_published():
+                if self._is_local:
+                    self._settle()
+                else:
+                    self._session.broadcast(self._require)
         except BaseException:
             self.close()
             raise

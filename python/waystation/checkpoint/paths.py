@@ -209,6 +209,19 @@ def check_destination(
     _check_writable(os.path.dirname(target))
 
 
+def require_not_http(target: str) -> None:
+    """Refuses a destination where nothing can be written.
+
+    Raises:
+        Unsupported: It is behind HTTP.
+    """
+    if "://" in target and not storage.of(target).is_listable:
+        raise Unsupported(
+            f"'{target}' is behind HTTP, where nothing can be written; save to a path, or to s3://, gs:// or az://",
+            path=target,
+        )
+
+
 def _check_room_in_store(target: str, *, overwrite: bool, is_shared: bool) -> None:
     """`check_destination` for a storage without renames, where a listing tells all that can be told
     beforehand.
@@ -216,11 +229,7 @@ def _check_room_in_store(target: str, *, overwrite: bool, is_shared: bool) -> No
     What a killed save or a reader has left is not in the way. Whether the path is inside a checkpoint is
     asked at the same time, of the nearest two above it.
     """
-    if not storage.of(target).is_listable:
-        raise Unsupported(
-            f"'{target}' is behind HTTP, where nothing can be written; save to a path, or to s3://, gs:// or az://",
-            path=target,
-        )
+    require_not_http(target)
     present: set[str] = set()
 
     def look() -> None:

@@ -40,7 +40,7 @@ from waystation.frameworks.base import ArraySource
 from waystation.layouts.native.chunks import Chunk, Writer
 from waystation.layouts.native.records import callers_json
 from waystation.transfers.handle import Progress
-from waystation.transfers.statistics import SaveStatistics, give
+from waystation.transfers.statistics import SaveStatistics, TransferFailure, give, publish
 
 # How often a save that waits for the one before looks whether it was cancelled.
 _LOOK_EVERY_S = 0.1
@@ -349,6 +349,8 @@ class Saving:
         self._close()
         if isinstance(error, WaystationError):
             error.where(checkpoint=self.target)
+        if error is not None:
+            self._publish_failure(error)
 
     def _close(self) -> None:
         _order.leave(self._turn)
@@ -365,11 +367,15 @@ class Saving:
         outside = _outer.set(self._turn)
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             self._close()
+            self._publish_failure(error)
             raise
         finally:
             _outer.reset(outside)
+
+    def _publish_failure(self, error: BaseException) -> None:
+        publish(TransferFailure("save", self.target, self._save.clock.now_s(), error))
 
     # ---- the stages ----------------------------------------------------------------------------
 
@@ -533,7 +539,7 @@ class Saving:
         self.await_those_before(progress)
         self._destination.finish(save, progress, copied_out)
         self._statistics = self._measured(progress)
-        self._statistics.log()
+        publish(self._statistics)
 
     def _measured(self, progress: Progress) -> SaveStatistics:
         """What the save has moved, once it is committed."""

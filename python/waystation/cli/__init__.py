@@ -5,9 +5,14 @@
 
 from __future__ import annotations
 
+import sys
+
 
 def main() -> None:
     """Runs the command line; ends the process with its exit code."""
-    from waystation.cli.application import application
+    try:
+        from waystation.cli.application import application
 
-    application(prog_name="waystation")
+        application(prog_name="waystation")
+    except KeyboardInterrupt:  # before a command has begun, which tells itself
+        sys.exit(130)

@@ -83,6 +83,7 @@ def _located(text: str) -> str:
 Checkpoint = Annotated[
     str,
     typer.Argument(
+        metavar="PATH",
         help="The checkpoint: a path, or a location such as s3://bucket/run/1200.",
         parser=place,
         autocompletion=complete_path,
@@ -91,6 +92,7 @@ Checkpoint = Annotated[
 Directory = Annotated[
     str,
     typer.Argument(
+        metavar="DIRECTORY",
         help="A directory that holds checkpoints, or a location such as s3://bucket/run.",
         parser=place,
         autocompletion=complete_path,
@@ -173,6 +175,7 @@ def _sum(
     path: Annotated[
         str,
         typer.Argument(
+            metavar="PATH",
             help="A safetensors file, an index, or their directory.",
             parser=place,
             autocompletion=complete_path,
@@ -194,6 +197,7 @@ def _verify(
     path: Annotated[
         str,
         typer.Argument(
+            metavar="PATH",
             help="The checkpoint, or published model: a path or a location.",
             parser=place,
             autocompletion=complete_path,
@@ -452,7 +456,10 @@ def _doctor(
     path: Annotated[
         Path,
         typer.Argument(
-            help="A directory on the file system to examine.", parser=local_path, autocompletion=complete_path
+            metavar="PATH",
+            help="A directory on the file system to examine.",
+            parser=local_path,
+            autocompletion=complete_path,
         ),
     ] = Path("."),
     tune: Annotated[

@@ -7,6 +7,8 @@ document, also on failure (`{"error": …}`); no traceback is shown unless it is
 from __future__ import annotations
 
 import contextlib
+import errno
+import re
 import sys
 import traceback as tracebacks
 from collections.abc import Iterator, Sequence
@@ -23,7 +25,16 @@ INTERRUPTED = 130
 PIPE_CLOSED = 141  # as of a program that SIGPIPE ends
 
 # Errors speak of the arguments of functions, which are options here.
-_OPTIONS = {"overwrite=True": "--overwrite", "bytes_per_second": "--bytes-per-second"}
+_OPTIONS = {
+    "--overwrite, overwrite=True": "--overwrite",
+    "overwrite=True": "--overwrite",
+    "bytes_per_second": "--bytes-per-second",
+}
+
+# What the engine adds to the text of an error of the system. People need the text.
+_OS_ERROR_NUMBER = re.compile(r" \(os error \d+\)")
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # What to try next, by kind, where the message of the error itself does not say.
 _HINTS = {
@@ -56,12 +67,11 @@ def reporting(
             sys.stdout.flush()
     except typer.Exit:
         raise
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):  # Ctrl-C, also in answer to a question
         output.note("interrupted")
         raise typer.Exit(INTERRUPTED) from None
     except BrokenPipeError:  # whoever read the output has gone, and needs no message
-        with contextlib.suppress(OSError, ValueError):  # what is left must not fail as the process ends
-            sys.stdout.close()
+        _give_up_stdout()
         raise typer.Exit(PIPE_CLOSED) from None
     except WaystationError as error:
         hint = None if verifies and error.kind == "Corrupt" else _HINTS.get(error.kind)
@@ -70,10 +80,38 @@ def reporting(
             message = message.replace(argument, option)
         _report(output, error.kind, message, _shown_context(error), hint, show_traceback)
         raise typer.Exit(FAILED) from None
+    except MemoryError:
+        message = "this machine has too little free memory for the command; free some, or use another machine"
+        _report(output, "Unavailable", message, {}, None, show_traceback)
+        raise typer.Exit(FAILED) from None
+    except OSError as error:
+        _report(output, *_told_of_system(error), show_traceback)
+        raise typer.Exit(FAILED) from None
     except Exception as error:
         message = f"unexpected {type(error).__name__}: {error}"
         _report(output, "Internal", message, {}, _HINTS["Internal"], show_traceback)
         raise typer.Exit(FAILED) from None
+
+
+def _give_up_stdout() -> None:
+    """Closes stdout: what is left in its buffer must not fail once more as the process ends."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.close()
+
+
+def _told_of_system(error: OSError) -> tuple[str, str, dict[str, Any], str | None]:
+    """Kind, message, context and hint of what the system has refused, at a place that expects no refusal."""
+    from waystation._errors import from_os_error
+
+    if error.filename is None and error.errno in _NO_ROOM:  # all else that is written has a name
+        _give_up_stdout()
+        message = f"the output could not be written: {error.strerror}"
+        return "Unavailable", message, {}, _HINTS["Unavailable"]
+    if error.filename is None:
+        message = f"the system refuses what the command needs: {error.strerror or error}"
+        return "Unavailable", message, {}, _HINTS["Unavailable"]
+    told = from_os_error(error, "use", str(error.filename))
+    return told.kind, told.message, _shown_context(told), _HINTS.get(told.kind)
 
 
 @contextmanager
@@ -120,6 +158,7 @@ def _report(
 ) -> None:
     if show_traceback:
         output.note(tracebacks.format_exc().rstrip())
+    message = _OS_ERROR_NUMBER.sub("", message)
     hint = None if "waystation" in message or "; " in message else hint
     lines = [plain(line) for line in message.split("\n")]
     output.note("\n".join([f"error: {lines[0]}", *lines[1:]]), style="red")
@@ -127,5 +166,5 @@ def _report(
         output.note(f"  {key}: {plain(str(value))}")
     if hint:
         output.note(f"  hint: {hint}")
-    if output.as_json:
+    if output.as_json and not sys.stdout.closed:
         output.document({"error": {"kind": kind, "message": message, "context": context, "hint": hint}})

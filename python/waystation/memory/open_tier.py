@@ -273,6 +273,7 @@ class OpenMemoryTier:
         with self._calls:
             self._hear_of_last()
             if self._pause.leaves_out():
+                self._count(skipped=1)
                 return
             with self._degrading("save", request.step):
                 self._save(request, saving_options(options, self._deadline_s))
@@ -526,11 +527,12 @@ class OpenMemoryTier:
             kept = needed[: self._store.kept_while_saving if self._pause.failures <= 1 else 1]
             self._store.retire_before(kept[-1] if kept else Version(self._store.epoch, 0))
 
-    def _count(self, *, failures: int = 0, loads: int = 0, blocked_s: float = 0.0) -> None:
+    def _count(self, *, failures: int = 0, skipped: int = 0, loads: int = 0, blocked_s: float = 0.0) -> None:
         with self._known:
             self._statistics = dataclasses.replace(
                 self._statistics,
                 failures=self._statistics.failures + failures,
+                skipped=self._statistics.skipped + skipped,
                 loads=self._statistics.loads + loads,
                 blocked_s=self._statistics.blocked_s + blocked_s,
             )

@@ -28,7 +28,7 @@ from waystation.safetensors.request import Placing, Request, decide, options_of
 from waystation.safetensors.sources import Files
 from waystation.transfers.filling import Filling
 from waystation.transfers.handle import AsyncResponse, Progress
-from waystation.transfers.statistics import LoadStatistics, give
+from waystation.transfers.statistics import LoadStatistics, failures_published, give, publish
 
 _PROGRESS_INTERVAL_S = 0.1
 _MOST_ATTEMPTS = 50  # while a model is replaced
@@ -253,17 +253,18 @@ def _load_what_is_there(
 
     A change is an error where no model is there any more, and where several processes load together.
     """
-    for _ in range(_MOST_ATTEMPTS):
-        try:
-            return _load(request, session, progress)
-        except Conflict as error:
-            if again is None or session.process_count > 1:
-                raise
+    with failures_published("load", request.opened.path, time.monotonic()):
+        for _ in range(_MOST_ATTEMPTS):
             try:
-                request, session = again()
-            except (NotFound, Corrupt):
-                raise error from None  # which says how the files changed
-    return _load(request, session, progress)
+                return _load(request, session, progress)
+            except Conflict as error:
+                if again is None or session.process_count > 1:
+                    raise
+                try:
+                    request, session = again()
+                except (NotFound, Corrupt):
+                    raise error from None  # which says how the files changed
+        return _load(request, session, progress)
 
 
 def _load(request: Request, session: Session, progress: Progress) -> dict[str, Any]:
@@ -294,7 +295,7 @@ def _load(request: Request, session: Session, progress: Progress) -> dict[str, A
 
 def _report(request: Request, filling: Filling, duration_s: float) -> None:
     statistics = statistics_of(request.opened, filling.reading.statistics, duration_s)
-    statistics.log()
+    publish(statistics)
     give(statistics, request.options.array.loading.on_statistics, "array.loading.on_statistics")
 
 
@@ -303,7 +304,7 @@ def statistics_of(
 ) -> LoadStatistics:
     """What a load of published files tells."""
     return LoadStatistics(
-        opened.headers[0].path if len(opened.headers) == 1 else opened.directory,
+        opened.path,
         read.bytes_needed,
         read.bytes_read,
         duration_s,

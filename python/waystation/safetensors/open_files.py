@@ -108,6 +108,11 @@ class OpenFiles(Readable):
         """Where the files are: that of the first."""
         return os.path.dirname(self.headers[0].path)
 
+    @property
+    def path(self) -> str:
+        """What messages and statistics call them: the file, or the directory of several."""
+        return self.headers[0].path if len(self.headers) == 1 else self.directory
+
     def path_of(self, number: int) -> str:
         """The file of a tensor."""
         return self.headers[int(self._files[number])].path

@@ -41,7 +41,7 @@ from waystation.safetensors.stream import stream_arrays
 from waystation.transfers.buffers import Incoming
 from waystation.transfers.filling import Filling
 from waystation.transfers.handle import Progress
-from waystation.transfers.statistics import give
+from waystation.transfers.statistics import failures_published, give, publish
 
 # Small tensors are sent together, and large ones that are divided in pieces of this size.
 _RUN_BYTES = 16 << 20
@@ -144,14 +144,14 @@ def load_in_group(
     with contextlib.closing(processes.open("load a published model in a group")) as session:
         (opened, plan, place), sends = collective.attempt(session, decide, describe, choose)
     loading = _Loading(opened, plan, options, codec, place, processes)
-    processes.attempt(loading.read_own)
-    if plan.sent and not sends:
-        processes.attempt(loading.read_cached)
-    elif plan.sent:
-        loading.send(_less(options, _COPIES * run_bytes))
+    with failures_published("load", opened.path, time.monotonic()):
+        processes.attempt(loading.read_own)
+        if plan.sent and not sends:
+            processes.attempt(loading.read_cached)
+        elif plan.sent:
+            loading.send(_less(options, _COPIES * run_bytes))
     loading.report()
-    found = loading.found
-    return {result.name: found[number] for number, result in enumerate(plan.results) if number in found}
+    return {plan.results[number].name: found for number, found in sorted(loading.found.items())}
 
 
 def _less(options: Options, nbytes: int) -> Options:
@@ -196,7 +196,7 @@ class _Loading:
         """Tells what was read and received."""
         duration_s = time.monotonic() - self._started_s
         statistics = statistics_of(self._opened, self.statistics, duration_s, self.bytes_received)
-        statistics.log()
+        publish(statistics)
         give(statistics, self._options.array.loading.on_statistics, "array.loading.on_statistics")
 
     # ---- reading -------------------------------------------------------------------------------

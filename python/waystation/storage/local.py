@@ -21,7 +21,15 @@ from dataclasses import dataclass
 from typing import IO, TypeVar
 
 from waystation import _native
-from waystation._errors import Conflict, Corrupt, NotFound, Unsupported, WaystationError, from_os_error
+from waystation._errors import (
+    Conflict,
+    Corrupt,
+    InvalidInput,
+    NotFound,
+    Unsupported,
+    WaystationError,
+    from_os_error,
+)
 from waystation.storage import names
 from waystation.storage.base import Entry, Identity, Kind, OpenFile, Root, Status
 
@@ -300,6 +308,8 @@ class LocalStorage(LocalReader):
                 os.chmod(path, permission_mode)
         except OSError as error:
             raise from_os_error(error, "create", path) from error
+        except RecursionError:  # os.makedirs calls itself for each part of the path
+            raise InvalidInput(f"could not create '{path[:200]}…': the path is too long", path=path) from None
 
     def copy(self, source: str, target: str) -> None:
         """See `base.Storage`."""

@@ -34,7 +34,7 @@ from waystation._errors import (
     WrongType,
 )
 from waystation.checkpoint.copy import Copying, CopyStatistics, on_its_own
-from waystation.checkpoint.paths import PathLike, is_checkpoint, layout_at, natural_order
+from waystation.checkpoint.paths import PathLike, is_checkpoint, layout_at, natural_order, require_not_http
 from waystation.layouts.native import commit, names
 from waystation.layouts.native.records import (
     PYTREE,
@@ -119,6 +119,7 @@ def mirror(
         if not isinstance(value, bool):
             raise WrongType(f"{name} must be True or False, not {value!r:.60}")
     origin, target = (storage.resolved(storage.located(path)) for path in (source, destination))
+    require_not_http(target)
     if storage.is_same_directory(origin, target):
         raise InvalidInput(f"'{origin}' cannot be a mirror of itself; give another path", path=origin)
     if is_checkpoint(origin):

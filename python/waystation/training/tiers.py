@@ -60,6 +60,7 @@ class TierStatistics:
     Attributes:
         saves: How many versions it has saved.
         failures: How many saves have failed; the program went on without.
+        skipped: How many saves were left out, because those before them had failed.
         saved_bytes: What this process has put into memory, over all saves.
         blocked_s: Seconds for which the program could not go on.
         last_saved_step: The newest step that it has saved; None if it has saved none.
@@ -74,6 +75,7 @@ class TierStatistics:
 
     saves: int = 0
     failures: int = 0
+    skipped: int = 0
     saved_bytes: int = 0
     blocked_s: float = 0.0
     last_saved_step: int | None = None

@@ -1,11 +1,17 @@
-"""What a load or save has moved: `LoadStatistics`, `SaveStatistics`, and a line of each in the log."""
+"""What a load or save has moved, or why it failed: `LoadStatistics`, `SaveStatistics`, `TransferFailure`.
+
+Each save and load of this process publishes one of them when it ends: as a line of the log, and to the
+observers of the process. A failing observer fails nothing but itself.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 _log = logging.getLogger("waystation")
 
@@ -104,6 +110,82 @@ class SaveStatistics:
             self.written_s,
             self.synced_s,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class TransferFailure:
+    """A save or load of this process that has failed.
+
+    Attributes:
+        operation: What it was.
+        path: The checkpoint; of a published model, the file, or the directory of its files.
+        duration_s: From the call to the failure, in seconds.
+        error: What it failed with.
+    """
+
+    operation: Literal["save", "load"]
+    path: str
+    duration_s: float
+    error: BaseException
+
+    @property
+    def kind(self) -> str:
+        """The stable kind of the error, as in `waystation.errors`; of other errors, the name of the class."""
+        kind = getattr(self.error, "kind", None)
+        return kind if isinstance(kind, str) else type(self.error).__name__
+
+    def log(self) -> None:
+        """Writes one line to the logger `waystation`, at the level INFO: the program gets the error."""
+        what = self.operation, self.path, self.duration_s, self.error
+        _log.info("%s of '%s' failed after %.3f s: %s", *what)
+
+
+Ended: TypeAlias = LoadStatistics | SaveStatistics | TransferFailure
+Observer: TypeAlias = Callable[[Ended], object]
+
+# To add and to remove are one act each, so a child that is forked meanwhile finds no lock that is held.
+_observers: list[Observer] = []
+
+
+def observe(observer: Observer) -> Callable[[], None]:
+    """Has a function called with every save and load that ends in this process, in the thread where it ends.
+
+    Returns:
+        Ends that; idempotent.
+    """
+    _observers.append(observer)
+
+    def end() -> None:
+        with contextlib.suppress(ValueError):
+            _observers.remove(observer)
+
+    return end
+
+
+def publish(ended: Ended) -> None:
+    """Logs how a save or load has ended, and tells the observers."""
+    ended.log()
+    for observer in tuple(_observers):
+        try:
+            observer(ended)
+        except Exception:
+            _log.exception("an observer of saves and loads has failed; '%s' is not affected", ended.path)
+
+
+@contextlib.contextmanager
+def failures_published(operation: Literal["save", "load"], path: str, begun_s: float) -> Iterator[None]:
+    """Publishes what the block raises as the failure of an operation.
+
+    Args:
+        operation: What it is.
+        path: Of what.
+        begun_s: When it was called, by the monotonic clock.
+    """
+    try:
+        yield
+    except BaseException as error:
+        publish(TransferFailure(operation, path, time.monotonic() - begun_s, error))
+        raise
 
 
 def give(

@@ -27,7 +27,8 @@ def run(output: Output, output_path: Path, *, memory: bool, runtime: bool, quick
     except DemoFailed as error:
         output.note(f"error: {error.message}", style="red")
         if output.as_json:
-            output.document({"error": {"kind": "DemoFailed", "message": error.message}})
+            told = {"kind": "DemoFailed", "message": error.message}
+            output.document({"error": {**told, "context": {}, "hint": None}})
         raise typer.Exit(FAILED_CLAIM) from None
     if output.as_json:
         output.document(report)

@@ -15,6 +15,7 @@ from waystation.memory import Odds, Placement, domain_recovery_odds, place, reco
 
 # Lines for people; documents hold all.
 _SHOWN_GROUPS = 20
+_MOST_CHARACTERS = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,8 @@ def _hosts(request: Request) -> _Hosts:
 def _read_domains(path: Path) -> _Hosts:
     """Reads a file of lines `HOST DOMAIN`."""
     try:
-        lines = path.read_text().splitlines()
+        with path.open(encoding="utf-8") as file:
+            lines = file.read(_MOST_CHARACTERS).splitlines()  # a device may have no end
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise InvalidInput(f"the domains cannot be read from '{path}': {reason}") from error
@@ -90,12 +92,14 @@ def _read_domains(path: Path) -> _Hosts:
             continue
         if len(words) != 2:
             raise InvalidInput(
-                f"line {number} of '{path}' is not a host and its domain: {line.strip()!r}; "
+                f"line {number} of '{path}' is not a host and its domain: {line.strip()[:60]!r}; "
                 "write lines such as: host7 rack2"
             )
         if words[0] in found:
             raise InvalidInput(f"line {number} of '{path}' names the host '{words[0]}' again; name each once")
         found[words[0]] = words[1]
+    if not found:
+        raise InvalidInput(f"'{path}' names no host; write lines such as: host7 rack2")
     return _Hosts([*found], [*found.values()])
 
 

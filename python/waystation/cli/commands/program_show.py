@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from waystation._errors import from_os_error
 from waystation.cli.output import Output
 from waystation.errors import Corrupt, InvalidInput, NotFound, Unavailable, Unsupported, WaystationError
 from waystation.runtime.ir import (
@@ -130,7 +131,10 @@ def _remedy(error: Exception) -> str:
 
 
 def _read(path: Path) -> Program:
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise from_os_error(error, "read", str(path)) from error
     if data.startswith(b"program "):
         try:
             text = data.decode()
