@@ -23,7 +23,7 @@ export CARGO_INCREMENTAL := 0
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help build versitygw azurite test test-rust test-python test-long lint lint-style lint-types lint-rust format bench bench-distributed bench-loading-experiments bench-startup-vllm orbax-users demo docs wheel check-packages fuzz torture size lock clean
+.PHONY: help build versitygw azurite test test-rust test-python test-long lint lint-style lint-types lint-rust format bench bench-distributed bench-loading-experiments bench-startup-vllm orbax-users demo docs wheel check-packages wheels test-wheels fuzz torture size lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-26s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -105,6 +105,13 @@ wheel: build ## build the wheel and the sdist into dist/
 
 check-packages: wheel ## install what `make wheel` builds into fresh environments, and use it (minutes, and a registry)
 	$(PYTHON) tools/check_packages.py dist
+
+wheels: build ## build the packages of a release into dist/: a wheel for each platform, and the sdist (needs registries)
+	rm -rf dist
+	@tools/wheels build_wheels.py $(WHEELS_ARGUMENTS)
+
+test-wheels: build ## audit the wheels in dist/ and use them with every Python (needs registries, a quarter of an hour)
+	@tools/wheels test_wheels.py $(TEST_WHEELS_ARGUMENTS)
 
 torture: build ## torture every system with faults of every kind (TORTURE_ARGUMENTS are passed on)
 	$(PYTHON) -W ignore -m torture run $(TORTURE_ARGUMENTS)

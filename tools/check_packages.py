@@ -21,7 +21,9 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 ROOT = Path(__file__).resolve().parent.parent
 EXTENSION = "waystation/_native.abi3.so"
@@ -107,27 +109,53 @@ def use(package: Path, programs: Path, place: Path) -> None:
         run([programs / "waystation", command, "run/step_7"], place)
     run([programs / "waystation", "ls", "run"], place)
     run([programs / "waystation", "doctor"], place)
-    use_memory_tier(programs, place)
+    use_memory_tier(programs, place, ["--jax", "--hosts", "2"], TWO_HOSTS)
 
 
-def use_memory_tier(programs: Path, place: Path) -> None:
-    """Saves to the memory of two emulated hosts, ends the program, and loads in the next one."""
+def use_memory_tier(
+    programs: Path,
+    place: Path,
+    options: list[str],
+    program: str,
+    variables: Mapping[str, str] = MappingProxyType({}),
+    python: Path | None = None,
+) -> None:
+    """Saves to the memory of emulated hosts, ends the program, and loads in the next one.
+
+    Args:
+        programs: The folder of the `waystation` that launches.
+        place: The current directory.
+        options: Options of `waystation launch`.
+        program: What each process of the program runs; the second time it prints from where it loads.
+        variables: What the environment has besides.
+        python: What runs the program; None for that of the same folder.
+    """
     with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
-        launch = [programs / "waystation", "launch", "--jax", "--hosts", "2", "--agent", f"{memory}/agents"]
-        launch += ["--agent-memory", "64MiB", "--json", "--", programs / "python", "-c", TWO_HOSTS]
-        agents = json.loads(run(launch, place))["agents"]
+        launch = [
+            programs / "waystation",
+            "launch",
+            *options,
+            "--agent",
+            f"{memory}/agents",
+            "--agent-memory",
+        ]
+        launch += ["64MiB", "--json", "--", python or programs / "python", "-c", program]
+        report = json.loads(run(launch, place, variables))
         try:
-            run(launch, place)
+            run(launch, place, variables)
         finally:
-            for agent in agents:
+            for agent in report.get("agents") or [report["agent"]]:
                 os.kill(agent["pid"], signal.SIGTERM)
 
 
-def run(command: list[str | Path], place: Path | None = None) -> str:
+def run(
+    command: list[str | Path], place: Path | None = None, variables: Mapping[str, str] = MappingProxyType({})
+) -> str:
     """Runs a command away from the checkout, and returns what it prints; a failure ends this program."""
     # Crates that both builds need are compiled once.
     environment = {"CARGO_TARGET_DIR": str(ROOT / "target"), **os.environ}
     environment.pop("PYTHONPATH", None)
+    environment.update(variables)
     say(" ".join(map(str, command))[:160].split("\n")[0])
     done = subprocess.run(
         command,
@@ -144,7 +172,7 @@ def run(command: list[str | Path], place: Path | None = None) -> str:
 
 def say(text: str) -> None:
     """Tells the person at the terminal what happens now."""
-    print(f"check-packages: {text}", file=sys.stderr, flush=True)
+    print(f"packages: {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -17,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools" / "packaging"))
 
 import bundled_licenses  # noqa: E402
+import package_readme  # noqa: E402
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -80,3 +82,59 @@ def test_a_crate_without_a_text_has_the_license_of_one_that_carries_it(crates: l
     names = {crate["name"] for crate in crates}
     assert {"pyo3", "tokio", "zstd-sys"} <= names  # of the extension, of the agent, with sources in C
     assert not names & {"proptest", "cc", "loom"}  # of tests and of builds
+
+
+def test_the_description_leads_nowhere_inside_a_checkout() -> None:
+    readme = (ROOT / "README.md").read_text()
+    text = package_readme.with_absolute_links(readme, "https://forge/waystation", "1.2.3")
+    assert "![" in text
+    assert "](https://forge/waystation/raw/v1.2.3/docs/images/benchmark.svg)" in text
+    assert "](https://forge/waystation/blob/v1.2.3/docs/tutorial.md)" in text
+    assert "not-run" not in text
+    outside_code = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    targets = re.findall(r"\]\(([^)]*)\)", outside_code)
+    assert [target for target in targets if not target.startswith("https://")] == []
+    # Every link of README.md leads to a file, so its absolute form leads to the same file of the tag.
+    ours = [target.split("/v1.2.3/")[1].partition("#")[0] for target in targets if "/v1.2.3/" in target]
+    assert len(ours) > 20
+    assert [target for target in ours if not (ROOT / target).exists()] == []
+
+
+def test_code_and_other_addresses_in_the_description_stay() -> None:
+    text = "[a](https://other/b) [c](#d)\n```md\n[e](f.md)\n```\n[g](h.md#i)\n"
+    expected = "[a](https://other/b) [c](#d)\n```md\n[e](f.md)\n```\n[g](https://forge/x/blob/v1/h.md#i)\n"
+    assert package_readme.with_absolute_links(text, "https://forge/x", "1") == expected
+
+
+def test_the_metadata_lead_to_the_project_and_name_what_is_tried() -> None:
+    metadata = importlib.metadata.metadata("waystation")
+    urls = dict(entry.split(", ", 1) for entry in metadata.get_all("Project-URL") or [])
+    assert urls == PROJECT["urls"]
+    assert {"Homepage", "Documentation", "Repository", "Issues", "Changelog"} <= set(urls)
+    assert package_readme.repository() in str(metadata.get_payload())
+    classifiers = "\n".join(PROJECT["classifiers"])
+    named = re.findall(r"Python :: (3\.\d+)", classifiers)
+    versions = re.search(
+        r"^VERSIONS = \((.*)\)$", (ROOT / "tools" / "test_wheels.py").read_text(), re.MULTILINE
+    )
+    assert versions is not None
+    assert named == re.findall(r"3\.\d+", versions.group(1))
+    assert PROJECT["requires-python"] == f">={named[0]}"
+
+
+def test_every_platform_of_the_wheels_is_on_the_page_that_says_where_it_runs() -> None:
+    page = (ROOT / "docs" / "install.md").read_text()
+    source = (ROOT / "tools" / "build_wheels.py").read_text()
+    platforms = re.findall(r'Platform\("(\w+)-unknown-linux-\w+", "(\w+)"\)', source)
+    assert len(platforms) == 4
+    for processor, tag in platforms:
+        assert f"`{tag}`" in page
+        assert f"| {tag.partition('_')[0]} {processor} |" in page
+    for extra in PROJECT["optional-dependencies"]:
+        assert re.search(rf"^\| .*`{extra}`", page, re.MULTILINE), extra
+
+
+def test_only_named_platforms_are_built(capfd: pytest.CaptureFixture[str]) -> None:
+    program = [sys.executable, str(ROOT / "tools" / "build_wheels.py"), "beos_1_0"]
+    assert subprocess.run(program, check=False).returncode == 2
+    assert "manylinux_2_17_aarch64" in capfd.readouterr().err

@@ -3,9 +3,13 @@
 A wheel holds the extension and `waystation-agent`, a program that is installed beside `waystation`. maturin
 builds either an extension or a program, so this backend builds the agent first, and maturin takes it from a
 `.data` folder as a script. The licence texts of all linked crates are collected into
-`THIRD-PARTY-LICENSES.txt`, which `license-files` in `pyproject.toml` names.
+`THIRD-PARTY-LICENSES.txt`, which `license-files` in `pyproject.toml` names, and README.md becomes
+`README-PACKAGE.md`, which `readme` names.
 
 Wheels are stripped. Editable installs are not, so that backtraces of a checkout name functions.
+
+With maturin's `--zig`, zig links the agent too, for the C library that `--compatibility` names:
+`cargo-zigbuild` must be on PATH.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -21,6 +26,7 @@ from typing import Any
 
 import bundled_licenses
 import maturin
+import package_readme
 
 ROOT = Path(__file__).resolve().parents[2]
 # `data` in [tool.maturin] names this folder.
@@ -71,7 +77,7 @@ def build_sdist(sdist_directory: str, config_settings: Settings = None) -> str:
 
 
 def _prepare(config_settings: Settings) -> None:
-    """Makes what maturin's metadata steps expect: a Rust toolchain, the `.data` folder, the licence texts."""
+    """Makes what maturin's metadata steps expect: a Rust toolchain, the `.data` folder, the named files."""
     if not os.environ.get("MATURIN_NO_INSTALL_RUST") and shutil.which("cargo") is None:
         from puccinialin import setup_rust  # required by the hooks above where cargo is missing
 
@@ -79,6 +85,7 @@ def _prepare(config_settings: Settings) -> None:
     SCRIPTS.mkdir(parents=True, exist_ok=True)
     known, _ = _cargo_options(maturin.get_maturin_pep517_args(config_settings))
     bundled_licenses.write(ROOT / "THIRD-PARTY-LICENSES.txt", known.target)
+    package_readme.write(ROOT / "README-PACKAGE.md")
 
 
 def _build_agent(arguments: list[str], strip: bool) -> None:
@@ -86,9 +93,11 @@ def _build_agent(arguments: list[str], strip: bool) -> None:
     known, locking = _cargo_options(arguments)
     # Beside the extension's package its crates have the features that they have for that and for tests.
     verb = ["rustc"] if strip else ["build", "--package", EXTENSION]
-    command = ["cargo", *verb, "--package", AGENT, "--bin", AGENT, "--profile", known.profile, *locking]
+    cargo = "cargo-zigbuild" if known.zig else "cargo"
+    command = [cargo, *verb, "--package", AGENT, "--bin", AGENT, "--profile", known.profile, *locking]
     if known.target is not None:
-        command += ["--target", known.target]
+        glibc = re.fullmatch(r"manylinux_(\d+)_(\d+)", known.compatibility or "") if known.zig else None
+        command += ["--target", known.target + (f".{glibc[1]}.{glibc[2]}" if glibc else "")]
     command += ["--message-format", "json-render-diagnostics"]
     if strip:
         command += ["--", "-C", "strip=symbols"]
@@ -107,6 +116,8 @@ def _cargo_options(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--profile", default="release")
     parser.add_argument("--target")
+    parser.add_argument("--zig", action="store_true")
+    parser.add_argument("--compatibility")
     known, _ = parser.parse_known_args(arguments)
     locking = [option for option in ("--locked", "--offline", "--frozen") if option in arguments]
     return known, locking
