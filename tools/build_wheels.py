@@ -8,7 +8,7 @@ Rust's standard library for a platform is that of the toolchain on PATH where it
 target add`. For the others Debian's packages of Rust are unpacked below `target/`, on a Debian 12. They have
 no standard library for musl, so there cargo builds one from their sources.
 
-Packages come from PyPI, crates.io and Debian; nothing else is downloaded.
+Packages come from PyPI, the registry of crates and Debian; nothing else is downloaded.
 """
 
 from __future__ import annotations

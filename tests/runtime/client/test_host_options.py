@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import pickle
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from orbax.checkpoint._src.serialization.types import DefaultSerializationStatusCallback
 
 from waystation._options import Options
 from waystation._options.base import Alias, OptionGroup
@@ -64,9 +67,10 @@ def test_defaults_are_not_told() -> None:
 
 @pytest.mark.parametrize("name", sorted(host_options._REFUSED))
 def test_refusals_name_the_option(name: str) -> None:
-    group, kind, option = name.split(".")
+    *groups, option = name.split(".")
     options = Options()
-    value = print if option in ("sharding_for", "on_statistics", "select") else True
-    setattr(getattr(getattr(options, group), kind), option, value)
+    values: dict[str, Any] = {"sharding_for": print, "on_statistics": print, "select": print}
+    values["serialization_status_callback"] = DefaultSerializationStatusCallback()
+    setattr(functools.reduce(getattr, groups, options), option, values.get(option, True))
     with pytest.raises(Unsupported, match=f"cannot heed the option {name}: "):
         options_for_hosts(options)
