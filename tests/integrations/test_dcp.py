@@ -140,6 +140,74 @@ def test_what_the_checkpoint_lacks_is_an_error_or_stays(tmp_path: Path) -> None:
     assert wanted["m"] == 4
 
 
+@pytest.mark.parametrize(
+    ("saved", "given"),
+    [
+        ([1, 2, 3], []),
+        ([1, 2, 3], [0]),
+        ([1], [0, 0, 0]),
+        ([], [1, 2]),
+        ([[1, "a"], [2, "b"]], [[0]]),
+        ((1, 2), [0]),
+        ([1, 2], (0, 0)),
+        ((1, "a", None), (0,)),
+        (5, None),
+        ([1, 2], None),
+        ("text", 4),
+        (None, 5),
+        (None, torch.zeros(2)),
+        ([torch.ones(2), 4, [7, 8]], [torch.zeros(2), 0, []]),
+        ([{"a": 1, "l": [1, 2]}], [{"a": 0, "l": []}]),
+        ({"l": [1, 2], "w": torch.ones(2)}, {"l": [], "w": torch.zeros(2)}),
+    ],
+)
+def test_values_that_are_no_tensors_are_replaced_as_a_whole(tmp_path: Path, saved: Any, given: Any) -> None:
+    outcomes = []
+    for library in (genuine, dcp):
+        path = tmp_path / library.__name__
+        library.save({"v": copy.deepcopy(saved), "n": 1}, checkpoint_id=path)
+        wanted = {"v": copy.deepcopy(given), "n": 0}
+        library.load(wanted, checkpoint_id=path)
+        outcomes.append(wanted)
+    _same(outcomes[1], outcomes[0])
+    _same(outcomes[1], {"v": saved, "n": 1})
+
+
+def test_an_empty_list_beside_tensors_is_replaced(tmp_path: Path) -> None:
+    dcp.save({"losses": [0.5, 0.25], "w": torch.ones(2)}, checkpoint_id=tmp_path / "c")
+    wanted: dict[str, Any] = {"losses": [], "w": torch.zeros(2)}
+    dcp.load(wanted, checkpoint_id=tmp_path / "c")
+    assert wanted["losses"] == [0.5, 0.25]
+
+
+def test_tensors_of_tuples_are_loaded_in_place(tmp_path: Path) -> None:
+    dcp.save({"pair": (torch.ones(2), {"n": 3})}, checkpoint_id=tmp_path / "c")
+    own = torch.zeros(2)
+    wanted = {"pair": (own, {"n": 0})}
+    dcp.load(wanted, checkpoint_id=tmp_path / "c")
+    assert wanted["pair"][0] is own
+    assert own.tolist() == [1, 1]
+    assert wanted["pair"][1] == {"n": 3}
+
+
+def test_schedulers_with_dicts_of_other_classes_are_saved(tmp_path: Path) -> None:
+    def scheduler(steps: int) -> torch.optim.lr_scheduler.MultiStepLR:
+        optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
+        made = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2, 2])
+        for _ in range(steps):
+            optimizer.step()
+            made.step()
+        return made
+
+    first, second = scheduler(3), scheduler(0)
+    dcp.save({"scheduler": first, "size": torch.Size([2, 3])}, checkpoint_id=tmp_path / "c")
+    wanted = {"scheduler": second, "size": None}
+    dcp.load(wanted, checkpoint_id=tmp_path / "c")
+    assert second.state_dict() == first.state_dict()
+    assert type(second.milestones) is type(first.milestones)
+    assert wanted["size"] == (2, 3)
+
+
 def test_another_shape_is_an_error(tmp_path: Path) -> None:
     dcp.save({"a": torch.ones(2)}, checkpoint_id=tmp_path / "c")
     wanted = {"a": torch.zeros(3)}

@@ -11,10 +11,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterator
 from concurrent.futures import Future
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint
 from torch import Tensor
@@ -31,7 +33,7 @@ from waystation.checkpoint import save as save_state
 from waystation.checkpoint import save_async as save_state_async
 from waystation.checkpoint.paths import locate
 from waystation.transfers.handle import AsyncResponse
-from waystation.tree import flatten, unflatten
+from waystation.tree import flatten, is_registered, unflatten
 
 __all__ = ["async_save", "install", "load", "save", "uninstall"]
 
@@ -95,7 +97,7 @@ def save(
         )
     path = _place(checkpoint_id, storage_writer)
     with _processes(process_group, no_dist=no_dist):
-        save_state(path, _of_stateful(state_dict), overwrite=_may_overwrite(storage_writer))
+        save_state(path, _saved(_of_stateful(state_dict)), overwrite=_may_overwrite(storage_writer))
     return None
 
 
@@ -146,7 +148,9 @@ def async_save(
         return given
     path = _place(checkpoint_id, storage_writer)
     with _processes(process_group, no_dist=no_dist):
-        response = save_state_async(path, _of_stateful(state_dict), overwrite=_may_overwrite(storage_writer))
+        response = save_state_async(
+            path, _saved(_of_stateful(state_dict)), overwrite=_may_overwrite(storage_writer)
+        )
     uploaded = _future(response)
     if async_stager is None or isinstance(async_stager, BlockingAsyncStager):
         return uploaded
@@ -167,7 +171,7 @@ def load(
     """Loads into a state dict, as `torch.distributed.checkpoint.load` does.
 
     Tensors are loaded in place, whatever devices, meshes and placements they have; other values of the dict
-    are replaced by what was saved. Each `Stateful` is given its part by `load_state_dict()`. The checkpoint
+    are replaced by what was saved, a list or tuple without tensors as a whole. Each `Stateful` is given its part by `load_state_dict()`. The checkpoint
     may hold more than is asked for.
 
     Args:
@@ -292,20 +296,79 @@ def _of_stateful(state_dict: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _saved(value: Any) -> Any:
+    """A value with plain dicts and tuples for subclasses of these that no program can have registered.
+
+    The milestones of a `MultiStepLR` are a `Counter`. A load puts the entries into what it is given.
+    """
+    kind = type(value)
+    if kind in (dict, OrderedDict, defaultdict) or (isinstance(value, dict) and not is_registered(kind)):
+        pairs = [(key, _saved(child)) for key, child in value.items()]
+        if kind is defaultdict:
+            return defaultdict(value.default_factory, pairs)
+        return OrderedDict(pairs) if kind is OrderedDict else dict(pairs)
+    if kind is list or kind is tuple or kind is torch.Size:
+        children = [_saved(child) for child in value]
+        return children if kind is list else tuple(children)
+    return value
+
+
 def _wanted(path: str, states: dict[str, Any]) -> dict[str, Any]:
     """An abstract state: tensors as they are, and in the places of other values what is stored there."""
-    leaves, structure = flatten(states)
-    if all(isinstance(leaf, Tensor) for leaf in leaves):
+    if _is_of_tensors(states):
         return states
-    stored, stored_structure = flatten(metadata(path).metadata)
-    known = dict(zip(stored_structure.key_paths(), stored, strict=True))
-    paths = structure.key_paths()
-    wanted = [
-        leaf if isinstance(leaf, Tensor) else known.get(path, leaf)
-        for leaf, path in zip(leaves, paths, strict=True)
-    ]
-    made: dict[str, Any] = unflatten(structure, wanted)
+    made: dict[str, Any] = _asked(states, metadata(path).metadata)
     return made
+
+
+def _is_of_tensors(value: Any) -> bool:
+    """Whether there is nothing but tensors in dicts."""
+    if isinstance(value, dict):
+        return all(map(_is_of_tensors, value.values()))
+    return isinstance(value, Tensor)
+
+
+def _is_open(value: Any) -> bool:
+    """Whether a list or tuple is loaded element by element, as torch does: another one is a single value."""
+    return isinstance(value, list | tuple) and any(
+        isinstance(child, Tensor) or _is_open(child) or (isinstance(value, list) and isinstance(child, dict))
+        for child in value
+    )
+
+
+def _asked(given: Any, stored: Any) -> Any:
+    """What to ask for in the place of a value, where `stored` describes what the checkpoint has there."""
+    if isinstance(given, dict):
+        known = stored if isinstance(stored, dict) else {}
+        return {key: _asked(child, known[key]) if key in known else child for key, child in given.items()}
+    if _is_open(given):
+        kept = list(stored) if isinstance(stored, list | tuple) else []
+        return _like(
+            given, [_asked(*both) for both in zip(given, kept, strict=False)] + list(given[len(kept) :])
+        )
+    if isinstance(given, Tensor):
+        return None if stored is None else given
+    leaves, structure = flatten(given)
+    if given is None or isinstance(given, list | tuple) or (len(leaves) == 1 and leaves[0] is given):
+        return stored  # a single value, and of any kind
+    stored_leaves, stored_structure = flatten(stored)
+    by_path = dict(zip(stored_structure.key_paths(), stored_leaves, strict=True))
+    paths = structure.key_paths()
+    return unflatten(
+        structure,
+        [
+            leaf if isinstance(leaf, Tensor) else by_path.get(path, leaf)
+            for leaf, path in zip(leaves, paths, strict=True)
+        ],
+    )
+
+
+def _like(given: Any, children: list[Any]) -> Any:
+    """A list, tuple or named tuple of the class of another one."""
+    if isinstance(given, list):
+        return children
+    make = getattr(type(given), "_make", tuple)
+    return make(children)
 
 
 def _put(given: Any, loaded: Any) -> Any:
@@ -314,8 +377,11 @@ def _put(given: Any, loaded: Any) -> Any:
         for key, value in loaded.items():
             given[key] = _put(given[key], value)
         return given
-    if isinstance(given, list) and isinstance(loaded, list):
-        given[:] = [_put(own, value) for own, value in zip(given, loaded, strict=True)]
+    if _is_open(given) and isinstance(loaded, list | tuple):
+        children = [_put(own, value) for own, value in zip(given, loaded, strict=True)]
+        if not isinstance(given, list):
+            return _like(given, children)
+        given[:] = children
         return given
     return loaded
 
