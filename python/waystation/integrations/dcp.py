@@ -171,8 +171,8 @@ def load(
     """Loads into a state dict, as `torch.distributed.checkpoint.load` does.
 
     Tensors are loaded in place, whatever devices, meshes and placements they have; other values of the dict
-    are replaced by what was saved, a list or tuple without tensors as a whole. Each `Stateful` is given its part by `load_state_dict()`. The checkpoint
-    may hold more than is asked for.
+    are replaced by what was saved, a list or tuple without tensors as a whole. Each `Stateful` is given its
+    part by `load_state_dict()`. The checkpoint may hold more than is asked for.
 
     Args:
         state_dict: What is loaded.
