@@ -208,6 +208,24 @@ def test_schedulers_with_dicts_of_other_classes_are_saved(tmp_path: Path) -> Non
     assert wanted["size"] == (2, 3)
 
 
+@pytest.mark.parametrize("values", [[4, 5, 6, 7], [4], None])
+def test_a_checkpoint_that_is_replaced_meanwhile_is_a_conflict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: list[int] | None
+) -> None:
+    path = tmp_path / "c"
+    dcp.save({"history": [1, 2, 3], "w": torch.ones(2)}, checkpoint_id=path)
+
+    def load_replaced(*given: Any) -> Any:
+        dcp.save({"history": values, "w": torch.zeros(2)}, checkpoint_id=path)
+        return waystation.load(*given)
+
+    monkeypatch.setattr(dcp, "load_state", load_replaced)
+    wanted = {"history": [], "w": torch.full((2,), 9.0)}
+    with pytest.raises(errors.Conflict, match="load it again"):
+        dcp.load(wanted, checkpoint_id=path)
+    assert wanted["history"] == []
+
+
 def test_another_shape_is_an_error(tmp_path: Path) -> None:
     dcp.save({"a": torch.ones(2)}, checkpoint_id=tmp_path / "c")
     wanted = {"a": torch.zeros(3)}

@@ -25,10 +25,10 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 from torch.distributed.checkpoint.stateful import Stateful
 
 from waystation import storage
-from waystation._errors import InvalidInput
+from waystation._errors import Conflict, InvalidInput, StructureMismatch
 from waystation._options import in_effect
+from waystation.checkpoint import CheckpointMetadata, metadata
 from waystation.checkpoint import load as load_state
-from waystation.checkpoint import metadata
 from waystation.checkpoint import save as save_state
 from waystation.checkpoint import save_async as save_state_async
 from waystation.checkpoint.paths import locate
@@ -188,6 +188,7 @@ def load(
         InvalidInput: No place is given.
         CheckpointNotFound: There is no checkpoint at that place.
         StructureMismatch: The checkpoint lacks a value, or a tensor has another shape.
+        Conflict: The checkpoint was replaced while it was loaded; tensors may hold a part of it.
         WaystationError: As `waystation.load` does.
     """
     is_ours = _is_ours(storage_reader, planner)
@@ -209,7 +210,7 @@ def load(
         options.pytree.loading.keep_missing = getattr(planner, "allow_partial_load", False)
         options.array.loading.in_place = True
         with _in_effect(options):
-            loaded = load_state(path, _wanted(path, states))
+            loaded = _loaded(path, states)
     for key, value in state_dict.items():
         if isinstance(value, Stateful):
             value.load_state_dict(_put(states[key], loaded[key]))
@@ -313,12 +314,29 @@ def _saved(value: Any) -> Any:
     return value
 
 
-def _wanted(path: str, states: dict[str, Any]) -> dict[str, Any]:
-    """An abstract state: tensors as they are, and in the places of other values what is stored there."""
+def _loaded(path: str, states: dict[str, Any]) -> dict[str, Any]:
+    """Loads tensors as they are, and in the places of other values what is stored there."""
+    loaded: dict[str, Any]
     if _is_of_tensors(states):
-        return states
-    made: dict[str, Any] = _asked(states, metadata(path).metadata)
-    return made
+        loaded = load_state(path, states)
+        return loaded
+    found = metadata(path)
+    try:
+        loaded = load_state(path, _asked(states, found.metadata))
+    except StructureMismatch:
+        _require_same_version(path, found)
+        raise
+    _require_same_version(path, found)
+    return loaded
+
+
+def _require_same_version(path: str, found: CheckpointMetadata[Any]) -> None:
+    """Refuses what was loaded of another version than the one that was asked what is stored."""
+    if metadata(path).commit_timestamp_ns != found.commit_timestamp_ns:
+        raise Conflict(
+            f"'{path}' was replaced while it was loaded; load it again (tensors may hold a part of it)",
+            path=path,
+        )
 
 
 def _is_of_tensors(value: Any) -> bool:
