@@ -151,21 +151,40 @@ class Copying:
         self._progress = progress
         self._on_progress = on_progress
 
-    def run(self, origin: str, target: str, *, overwrite: bool) -> CopyStatistics:
-        """Copies one checkpoint; both are located."""
+    def run(
+        self, origin: str, target: str, *, overwrite: bool, replaces: storage.Identity | None = None
+    ) -> CopyStatistics:
+        """Copies one checkpoint.
+
+        Args:
+            origin: The checkpoint, located.
+            target: Where to, located.
+            overwrite: Replace a checkpoint that is there.
+            replaces: The version of its record that may be replaced; None for whatever is there.
+
+        Raises:
+            Conflict: Another version is there, or something that is not to be replaced.
+        """
         if origin == target:
             raise InvalidInput(f"'{origin}' cannot be copied to itself; give another path", path=origin)
         require_checkpoint(origin)
         options = current_options()
         with reading(origin):
             return read_what_is_there(
-                origin, options, lambda held: self._copy(held, target, options, overwrite=overwrite)
+                origin,
+                options,
+                lambda held: self._copy(
+                    held,
+                    target,
+                    options,
+                    lambda: open_target(target, options, overwrite=overwrite, replaces=replaces),
+                ),
             )
 
-    def _copy(self, held: Held, target: str, options: Options, *, overwrite: bool) -> CopyStatistics:
+    def _copy(self, held: Held, target: str, options: Options, begin: Callable[[], Target]) -> CopyStatistics:
         begun_s = time.monotonic()
         record, source = _opened(held, in_store=storage.is_in_store(target))
-        place = open_target(target, options, overwrite=overwrite)
+        place = begin()
         try:
             place.write_metadata(source.parts)
             place.take_what_is_there(source.parts)

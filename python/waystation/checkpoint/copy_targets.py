@@ -19,6 +19,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from waystation import _native, _plans, storage
@@ -122,16 +123,24 @@ class Target(Protocol):
         ...
 
 
-def open_target(target: str, options: Options, *, overwrite: bool) -> Target:
+def open_target(
+    target: str, options: Options, *, overwrite: bool, replaces: storage.Identity | None = None
+) -> Target:
     """Begins a copy to a path.
+
+    Args:
+        target: The path.
+        options: How.
+        overwrite: Whether a checkpoint is replaced that is there.
+        replaces: The version of its record that may be; by default whatever is there.
 
     Raises:
         Conflict: Something is there.
     """
     check_destination(target, overwrite=overwrite)
     if storage.of(target).renames is None:
-        return _InStore(target, overwrite=overwrite)
-    return _OnDisk(target, options, overwrite=overwrite)
+        return _InStore(target, overwrite=overwrite, replaces=replaces)
+    return _OnDisk(target, options, overwrite=overwrite, replaces=replaces)
 
 
 class _Attempted:
@@ -193,9 +202,12 @@ class _Attempted:
 class _OnDisk(_Attempted):
     """See `Target`."""
 
-    def __init__(self, target: str, options: Options, *, overwrite: bool) -> None:
+    def __init__(
+        self, target: str, options: Options, *, overwrite: bool, replaces: storage.Identity | None
+    ) -> None:
         super().__init__()
         self._overwrite = overwrite
+        self._replaces = replaces
         if overwrite:
             orphans.remove_dead(target)
         self._attempt = Attempt(target, options.file.path_permission_mode)
@@ -244,7 +256,7 @@ class _OnDisk(_Attempted):
         above = {directory for path in self._directories for directory in _between(path, self.path)}
         self._group.add(sorted({*self._directories, *above, self.path}))
         self._group.sync()
-        publish(self._attempt, replace if self._overwrite else None)
+        publish(self._attempt, partial(replace, judged=self._replaces) if self._overwrite else None)
         self._group.close()
 
     def leave(self) -> None:
@@ -287,10 +299,10 @@ def _is_whole(path: str, file: CopiedFile) -> bool:
 class _InStore(_Attempted):
     """See `Target`."""
 
-    def __init__(self, target: str, *, overwrite: bool) -> None:
+    def __init__(self, target: str, *, overwrite: bool, replaces: storage.Identity | None) -> None:
         super().__init__()
         self.group: _native.SyncGroup | None = None
-        self._attempt = StoreAttempt(target, overwrite=overwrite, removes_dead=False)
+        self._attempt = StoreAttempt(target, overwrite=overwrite, removes_dead=False, judged=replaces)
         self.path = self._attempt.path
 
     def write_metadata(self, parts: Sequence[CopiedPart]) -> None:
