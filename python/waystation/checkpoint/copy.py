@@ -86,6 +86,7 @@ class CopyStatistics:
         nbytes: Bytes of these.
         found_bytes: Bytes of those that were there already, from a copy that did not end.
         elapsed_s: Seconds that it took.
+        shared_bytes: Bytes of those that another checkpoint in the store has, to which it refers.
     """
 
     path: str
@@ -93,6 +94,7 @@ class CopyStatistics:
     nbytes: int
     found_bytes: int
     elapsed_s: float
+    shared_bytes: int = 0
 
 
 def copy(
@@ -152,7 +154,13 @@ class Copying:
         self._on_progress = on_progress
 
     def run(
-        self, origin: str, target: str, *, overwrite: bool, replaces: storage.Identity | None = None
+        self,
+        origin: str,
+        target: str,
+        *,
+        overwrite: bool,
+        replaces: storage.Identity | None = None,
+        beside: str | None = None,
     ) -> CopyStatistics:
         """Copies one checkpoint.
 
@@ -161,6 +169,8 @@ class Copying:
             target: Where to, located.
             overwrite: Replace a checkpoint that is there.
             replaces: The version of its record that may be replaced; None for whatever is there.
+            beside: A checkpoint beside `target` in a store, to whose files the copy may refer where they hold
+                the same.
 
         Raises:
             Conflict: Another version is there, or something that is not to be replaced.
@@ -177,7 +187,9 @@ class Copying:
                     held,
                     target,
                     options,
-                    lambda: open_target(target, options, overwrite=overwrite, replaces=replaces),
+                    lambda: open_target(
+                        target, options, overwrite=overwrite, replaces=replaces, beside=beside
+                    ),
                 ),
             )
 
@@ -186,10 +198,11 @@ class Copying:
         record, source = _opened(held, in_store=storage.is_in_store(target))
         place = begin()
         try:
-            place.write_metadata(source.parts)
-            place.take_what_is_there(source.parts)
-            self._copy_files(source, place, options)
-            place.commit(record, source.parts)
+            parts = place.share(source.parts)
+            place.write_metadata(parts)
+            place.take_what_is_there(parts)
+            self._copy_files(source, parts, place, options)
+            place.commit(record, parts)
         except BaseException as error:
             # Whoever is interrupted, or cannot reach something, may want to go on.
             is_over = isinstance(error, Cancelled) and not self._may_go_on
@@ -198,14 +211,21 @@ class Copying:
         files = source.files
         nbytes = sum(file.nbytes for file in files)
         return CopyStatistics(
-            target, len(files), nbytes, place.found_bytes, elapsed_s=time.monotonic() - begun_s
+            target,
+            len(files),
+            nbytes,
+            place.found_bytes,
+            elapsed_s=time.monotonic() - begun_s,
+            shared_bytes=place.shared_bytes,
         )
 
-    def _copy_files(self, source: _Source, place: Target, options: Options) -> None:
+    def _copy_files(
+        self, source: _Source, parts: Sequence[CopiedPart], place: Target, options: Options
+    ) -> None:
         total = sum(file.nbytes for file in source.files)
-        done = place.found_bytes
+        done = place.found_bytes + place.shared_bytes
         self._on_progress(done, total)
-        for batch in _batches(place.lacking(source.parts)):
+        for batch in _batches(place.lacking(parts)):
             if self._progress.cancelled:
                 raise Cancelled(f"the copy to '{place.path}' was cancelled; begin it again to go on")
             job = _native.start_copy(

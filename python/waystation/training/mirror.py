@@ -405,13 +405,14 @@ def _same(first: str, second: str, own: tuple[str, Digest], other: tuple[str, Di
 
 
 def _tables(checkpoint: str, directory: str, own: CheckpointableRecord) -> dict[str, Digest]:
-    """The digests of the tables of a state, as those of a copy are that has all its files."""
-    if not own.places:
-        return own.tables
-    path = os.path.join(checkpoint, directory, names.FILE_TABLE)
-    (content,) = read_vouched({path: own.tables[names.FILE_TABLE]})
-    alone, _ = on_its_own(own, content)
-    return alone.tables
+    """The digests of the tables of a state, as those of a copy are that has all its files. The index follows
+    from them, where there is one."""
+    found = own.tables
+    if own.places:
+        path = os.path.join(checkpoint, directory, names.FILE_TABLE)
+        (content,) = read_vouched({path: own.tables[names.FILE_TABLE]})
+        found = on_its_own(own, content)[0].tables
+    return {name: digest for name, digest in found.items() if name != names.INDEX}
 
 
 def _record(checkpoint: str, entry: tuple[str, Digest]) -> CheckpointableRecord:

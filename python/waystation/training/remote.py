@@ -106,7 +106,8 @@ class RemoteStatistics:
 
     Attributes:
         uploads: Steps that were uploaded.
-        uploaded_bytes: Bytes of their files, but for those that an earlier upload had put there.
+        uploaded_bytes: Bytes of their files, but for those that an earlier upload had put there, for this
+            step or for one that it shares them with.
         failures: How often an upload has failed.
         last_failure: Why the last one that failed did so; None if none has.
         waiting: The steps that are to be uploaded, the one that is being uploaded among them.
@@ -152,12 +153,14 @@ class OpenRemote:
         remote: What the program has asked for.
         local: The directory that steps are uploaded from.
         root: Where they go.
+        reuse_unchanged: Whether a step refers to data files of others there that hold the same, in a store.
 
     Attributes:
         place: Where they go; its catalogue is what is known to be there.
     """
 
-    def __init__(self, remote: Remote, local: Place, root: str) -> None:
+    def __init__(self, remote: Remote, local: Place, root: str, *, reuse_unchanged: bool = False) -> None:
+        self._reuse_unchanged = reuse_unchanged and storage.is_in_store(root)
         self.place = Place(root, local.name_format, local.context)
         self._remote = remote
         self._local = local
@@ -565,9 +568,18 @@ class OpenRemote:
         self._write_down(upload.name, commit.read_record(source).created_ns, replaced_ns)
         with Bandwidth(self._remote.bytes_per_second) as bandwidth:
             copying = Copying(bandwidth, upload.progress, lambda _done, _total: None, may_go_on=False)
-            self._count(copying.run(source, target, overwrite=judged is not None, replaces=judged))
+            beside = self._beside(upload.name)
+            is_there = judged is not None
+            self._count(copying.run(source, target, overwrite=is_there, replaces=judged, beside=beside))
         # It may have been saved again before it was read.
         self._write_down(upload.name, commit.read_record(target).created_ns)
+
+    def _beside(self, name: str) -> str | None:
+        """The youngest other step there, to whose files a step may refer."""
+        if not self._reuse_unchanged:
+            return None
+        others = self._ours(found for found in self.place.catalogue.committed() if found.path.name != name)
+        return os.fspath(others[-1].path) if others else None
 
     def _write_down(self, name: str, committed_ns: int, replaced_ns: int | None = None) -> None:
         with self._changing:
@@ -589,7 +601,10 @@ class OpenRemote:
             self._statistics = dataclasses.replace(
                 self._statistics,
                 uploads=self._statistics.uploads + 1,
-                uploaded_bytes=self._statistics.uploaded_bytes + done.nbytes - done.found_bytes,
+                uploaded_bytes=self._statistics.uploaded_bytes
+                + done.nbytes
+                - done.found_bytes
+                - done.shared_bytes,
             )
 
     def tell(self) -> None:
