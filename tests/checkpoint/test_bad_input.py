@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
+from tests.support.programs import without_privileges
 
 import waystation
 from waystation import _native, errors
@@ -233,16 +234,6 @@ def test_read_only_file_system(tmp_path: Path, small_disk: Path) -> None:
     with pytest.raises(errors.PermissionDenied):
         waystation.delete(small_disk / "old")
     np.testing.assert_array_equal(waystation.load(small_disk / "old")["x"], np.arange(10))
-
-
-def without_privileges(code: str) -> str:
-    """Runs Python code in a process to which the permission bits of files apply; returns its output."""
-    command = [sys.executable, "-c", f"import numpy as np, waystation\n{code}"]
-    if os.geteuid() == 0:
-        command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *command]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv of util-linux, when run as root")

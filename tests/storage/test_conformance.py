@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from tests.support import s3
 from tests.support.s3 import bucket
 
 from waystation import storage
@@ -111,6 +112,42 @@ def test_only_the_version_that_was_read_is_replaced(place: tuple[Storage, str]) 
     with pytest.raises(Conflict, match="removed meanwhile"):
         found.replace(path, b"third", new_attempt_id(), expected=version)
     assert storage.entries_or_none(directory) == [], "nothing is left of those that failed"
+
+
+def test_only_the_version_that_was_read_is_removed(place: tuple[Storage, str]) -> None:
+    found, directory = place
+    path = f"{directory}/a"
+    found.create(path, b"first", new_attempt_id())
+    first = version_of(found, path)
+    found.replace(path, b"second", new_attempt_id())
+    second = version_of(found, path)
+    assert storage.is_version(path, second)
+    assert not storage.is_version(path, first)
+    with pytest.raises(Conflict, match="was left alone: another file has taken its place"):
+        found.remove_file(path, expected=first)
+    assert read(found, path) == b"second"
+    for _ in range(2):  # what has gone already is no error
+        found.remove_file(path, expected=second)
+        assert found.status(path) is None
+    assert storage.entries_or_none(directory) == []
+
+
+def test_a_store_that_ignores_the_condition_of_a_removal_is_known() -> None:
+    """Such stores answer as if there was none. Then two requests compare and remove."""
+    own = bucket()
+    path = f"{own.location}/run/a"
+    with s3.proxy(own.endpoint, ignores=("if-match",)) as between, s3.context(between.endpoint):
+        found = storage.of(path)
+        assert not found.removes_in_one_act(path)
+        found.create(path, b"first", new_attempt_id())
+        first = version_of(found, path)
+        found.replace(path, b"second", new_attempt_id())
+        with pytest.raises(Conflict, match="was left alone"):
+            found.remove_file(path, expected=first)
+        found.remove_file(path, expected=version_of(found, path))
+    assert own.names() == []
+    with own.context():
+        assert storage.of(path).removes_in_one_act(path)
 
 
 def test_another_version_than_the_one_that_was_seen_shows(place: tuple[Storage, str]) -> None:

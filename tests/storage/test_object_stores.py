@@ -56,9 +56,10 @@ from waystation.errors import (
     Unsupported,
     WaystationError,
 )
-from waystation.layouts.native import in_store
+from waystation.layouts.native import commit, in_store
 from waystation.storage import signs_of_life, store_leases
 from waystation.storage.scratch import ScratchDirectory
+from waystation.training import Checkpointer
 
 pytestmark = pytest.mark.usefixtures("place")
 
@@ -456,6 +457,74 @@ def test_killed_before_any_request_an_overwrite_leaves_the_old_checkpoint_or_the
             break
     assert outcomes == sorted(outcomes), "once it is there, it stays"
     assert set(outcomes) == {1, 2}
+
+
+@pytest.mark.parametrize("acts", ["delete", "collect"])
+def test_a_version_that_comes_before_a_removal_arrives_stays(place: Bucket, acts: str) -> None:
+    path = f"{place.location}/run/1"
+    with place.context():
+        waystation.save(path, state_of(1))
+    record = f"/{path.removeprefix('s3://')}/checkpoint.json"
+    came: list[str] = []
+
+    def act(method: str, target: str) -> None:
+        removes = method == "DELETE" and target == record
+        if (removes or (method == "POST" and "delete" in target)) and not came:
+            came.append(target)
+            in_another_process(save, place.endpoint, path, 2, True)
+
+    def remove() -> None:
+        if acts == "delete":
+            waystation.delete(path)
+        else:
+            in_store.withdraw(path, created_ns=commit.read_record(path).created_ns)
+
+    with meanwhile(place, act) as options, options, pytest.raises(Conflict, match="was replaced meanwhile"):
+        remove()
+    assert came
+    with place.context():
+        assert value_of(waystation.load(path)) == 2
+        assert not waystation.verify(path).damages
+        assert waystation.delete(path)
+    assert place.names() == []
+
+
+def test_where_a_store_ignores_conditions_of_removals_a_deletion_gives_way_to_saves(
+    place: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_store, "_SAVED_WITHIN_S", 0.2)
+    path = f"{place.location}/run/1"
+    with proxy(place.endpoint, ignores=("if-match",)) as between, context(between.endpoint):
+        waystation.save(path, state_of(1))
+        attempt = in_store.StoreAttempt(path, overwrite=True)
+        with pytest.raises(Conflict, match="another process saves to"):
+            waystation.delete(path)
+        attempt.discard()
+        assert value_of(waystation.load(path)) == 1
+        assert waystation.delete(path)
+    assert place.names() == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["checkpoint.json", "commit_success.txt", "_METADATA", ".waystation-uploads.json", "a/checkpoint.json/b"],
+)
+def test_a_name_that_objects_of_ours_have_is_refused(
+    place: Bucket, tmp_path: pathlib.Path, name: str
+) -> None:
+    path = f"{place.location}/run/{name}"
+    with place.context():
+        waystation.save(tmp_path / "1", {"x": 1})
+        for call in (
+            lambda: waystation.save(path, {"x": 1}),
+            lambda: waystation.save_async(path, {"x": 1}).result(),
+            lambda: waystation.copy(tmp_path / "1", path),
+        ):
+            with pytest.raises(InvalidInput, match="is reserved in object stores"):
+                call()
+        with pytest.raises(InvalidInput, match="is reserved"), Checkpointer(path) as checkpointer:
+            checkpointer.save(1, {"x": 1})
+    assert place.names() == []
 
 
 def test_what_may_be_alive_is_left_alone(place: Bucket) -> None:

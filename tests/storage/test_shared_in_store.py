@@ -9,6 +9,7 @@ import contextvars
 import itertools
 import json
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,10 +26,14 @@ import waystation
 from waystation import errors
 from waystation.checkpoint.collect import find_leftovers, remove_leftovers
 from waystation.checkpoint.compare import compare
+from waystation.checkpoint.copy import Copying
 from waystation.checkpoint.export import export
 from waystation.layouts.native import in_store
 from waystation.storage import store_leases
+from waystation.storage.bandwidth import Bandwidth
+from waystation.training import Checkpointer, Remote, preservation_policies, save_decision_policies
 from waystation.training.mirror import mirror
+from waystation.transfers.handle import Progress
 
 # As if whatever was written had been written long ago.
 AT_ONCE = -10.0
@@ -403,6 +408,123 @@ def test_a_deletion_is_killed_before_any_request(place: Bucket, deleted: int) ->
         paths = {step: path for step, path in paths.items() if waystation.is_checkpoint(path)}
         assert {1, 2, 3} - {deleted} <= paths.keys()
         require_whole(paths)
+        collect_all(place, run)
+        require_whole(paths)
+        require_that_nothing_lingers(place, run, paths)
+        if not was_killed:
+            break
+
+
+# ---- copies of a run that shares files on a disk -----------------------------------------------
+
+
+def local_run(directory: Path, count: int) -> list[Path]:
+    """So many checkpoints on a disk, each of which shares files with the one before it."""
+    paths = [directory / str(step) for step in range(1, count + 1)]
+    for step, path in enumerate(paths, 1):
+        save(str(path), step, str(paths[step - 2]) if step > 1 else None)
+    return paths
+
+
+def upload(source: Path, target: str, beside: str | None, context: waystation.Context | None = None) -> int:
+    """Copies as a remote tier does; returns the bytes that were sent."""
+    with context or waystation.Context(), Bandwidth(None) as bandwidth:
+        copying = Copying(bandwidth, Progress(), lambda _done, _total: None)
+        done = copying.run(os.fspath(source), target, overwrite=False, beside=beside)
+    return done.nbytes - done.shared_bytes - done.found_bytes
+
+
+def upload_at(endpoint: str, source: Path, target: str, beside: str) -> None:
+    upload(source, target, beside, s3.context(endpoint))
+
+
+def test_a_remote_gets_once_what_is_unchanged(place: Bucket, tmp_path: Path) -> None:
+    def opened(**given: Any) -> Checkpointer:
+        policy = save_decision_policies.FixedIntervalPolicy(1)
+        remote = Remote(f"{place.location}/run", keep=preservation_policies.LatestN(2))
+        return Checkpointer(tmp_path / "run", remote=remote, save_decision_policy=policy, **given)
+
+    sent = [0]
+    with opened(reuse_unchanged=True) as checkpointer:
+        for step in range(1, 5):
+            checkpointer.save(step, state_of(step), metrics={"score": step})
+            checkpointer.wait()
+            assert checkpointer.remote_statistics is not None
+            sent.append(checkpointer.remote_statistics.uploaded_bytes)
+    assert sent[1] > FROZEN_BYTES
+    assert all(after - before < 2 * TRAINED_BYTES for before, after in itertools.pairwise(sent[1:]))
+    paths = {step: f"{place.location}/run/{step}" for step in (3, 4)}
+    require_whole(paths)
+    for step, path in paths.items():
+        assert not compare(tmp_path / "run" / str(step), path).differences
+    assert [name.split("/")[1] for name in tensors_in(place)] == ["1", "3", "4"]
+    assert load_file(place.folder / tensors_in(place)[0]).keys() >= {f"base.{name}" for name in FROZEN}
+    for given in ({"reuse_unchanged": True}, {}):  # they are the same as those of the disk
+        with opened(**given) as checkpointer:
+            checkpointer.wait()
+            assert checkpointer.remote_statistics is not None
+            assert checkpointer.remote_statistics.uploads == 0
+    shutil.rmtree(tmp_path / "run")
+    with opened(reuse_unchanged=True) as checkpointer:
+        assert step_of(checkpointer.load()) == 4
+        checkpointer.delete(4)
+        assert step_of(checkpointer.load()) == 3
+        checkpointer.delete(3)
+    assert tensors_in(place) == []
+
+
+def test_what_differs_is_not_shared_by_a_copy(place: Bucket, tmp_path: Path) -> None:
+    paths = local_run(tmp_path / "run", 2)
+    save(str(tmp_path / "other"), 7)
+    one, two, other = (f"{place.location}/run/{name}" for name in ("1", "2", "7"))
+    assert upload(tmp_path / "other", other, None) > FROZEN_BYTES
+    assert upload(paths[0], one, other) > FROZEN_BYTES
+    for name in tensors_in(place):
+        if name.startswith("run/1/"):
+            (place.folder / name).unlink()
+    assert upload(paths[1], two, one) > FROZEN_BYTES, "what has gone is sent again"
+    require_whole({7: other, 2: two})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("deleted", [1, 2])
+@pytest.mark.share(2)
+def test_a_deletion_before_any_request_of_an_upload(place: Bucket, tmp_path: Path, deleted: int) -> None:
+    local = local_run(tmp_path, 3)
+    for number in itertools.count(1 if IS_LONG else 9, WALK):
+        run = f"run{number}"
+        paths = {step: f"{place.location}/{run}/{step}" for step in (1, 2)}
+        upload(local[0], paths[1], None)
+        upload(local[1], paths[2], paths[1])
+        third = f"{place.location}/{run}/3"
+
+        def act(path: str = paths.pop(deleted)) -> None:
+            waystation.delete(path)
+
+        with at_request(place, number, act) as (count, context):
+            upload(local[2], third, f"{place.location}/{run}/2", context)
+        was_last = number > count[0]
+        if was_last:
+            act()
+        paths[3] = third
+        require_whole(paths)
+        require_that_nothing_lingers(place, run, paths)
+        if was_last:
+            break
+
+
+@pytest.mark.long
+def test_an_upload_is_killed_before_any_request(place: Bucket, tmp_path: Path) -> None:
+    local = local_run(tmp_path, 2)
+    for number in itertools.count(1 if IS_LONG else 14, KILLS):
+        run = f"run{number}"
+        paths = {step: f"{place.location}/{run}/{step}" for step in (1, 2)}
+        upload(local[0], paths[1], None)
+        was_killed = killed_at(place, number, upload_at, local[1], paths[2], paths[1])
+        if not waystation.is_checkpoint(paths[2]):
+            upload(local[1], paths[2], paths[1])
+        require_whole({2: paths[2]})
+        waystation.delete(paths.pop(1))
         collect_all(place, run)
         require_whole(paths)
         require_that_nothing_lingers(place, run, paths)

@@ -11,6 +11,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -27,6 +28,16 @@ DEPARTURE_S = 10.0  # as long as one that is stopped is waited for
 
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["tests.support.at_exit", "tests.support.preloaded", __name__])
+
+
+def without_privileges(code: str) -> str:
+    """Runs Python code in a process to which the permission bits of files apply; returns its output."""
+    command = [sys.executable, "-c", f"import numpy as np, waystation\n{code}"]
+    if os.geteuid() == 0:
+        command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *command]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @dataclass

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +166,8 @@ class Proxy:
         sent_bytes: Of the bodies of all answers that the server has given.
     """
 
-    def __init__(self, endpoint: str, on_request: Callable[[int], str]) -> None:
+    def __init__(self, endpoint: str, on_request: Callable[[int], str], ignores: Sequence[str] = ()) -> None:
+        self._ignores = ignores
         self.requests: list[tuple[str, str]] = []
         self.sent_bytes = 0
         self._target = endpoint.removeprefix("http://")
@@ -242,7 +243,8 @@ class Proxy:
         try:
             connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
             for name, value in headers.items():
-                connection.putheader(name, value)
+                if method != "DELETE" or name.lower() not in self._ignores:
+                    connection.putheader(name, value)
             connection.endheaders(body)
             answer = connection.getresponse()
             return answer.status, answer.getheaders(), answer.read()
@@ -251,10 +253,12 @@ class Proxy:
 
 
 @contextlib.contextmanager
-def proxy(endpoint: str, on_request: Callable[[int], str] = lambda _: PASS) -> Iterator[Proxy]:
+def proxy(
+    endpoint: str, on_request: Callable[[int], str] = lambda _: PASS, *, ignores: Sequence[str] = ()
+) -> Iterator[Proxy]:
     """A proxy before a server. `on_request` is told the number of each request before it is passed on, and
-    returns what becomes of it."""
-    made = Proxy(endpoint, on_request)
+    returns what becomes of it. Headers of removals that it `ignores` the server does not get."""
+    made = Proxy(endpoint, on_request, ignores)
     made._thread.start()
     try:
         yield made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,26 @@ def save_and_upload_slowly(environment: Mapping[str, str], directory: Path, remo
     with opened(directory, Remote(remote, bytes_per_second=1 << 20)) as checkpointer:
         checkpointer.save(1, state(1))
         checkpointer.save(2, state(2))
+
+
+def save_and_hang(
+    environment: Mapping[str, str], directory: Path, remote: AnyPath, hangs_in: str, hangs: Any
+) -> None:
+    """Saves step 3 by a clock that was put back an hour; its upload hangs, and the program is killed then."""
+    os.environ.update(environment)
+    now_ns = time.time_ns
+    time.time_ns = lambda: now_ns() - 3600 * 10**9
+
+    def hang(*_: Any, **__: Any) -> Any:
+        hangs.set()
+        time.sleep(HANG_S)
+
+    if hangs_in == "record":
+        remotes.UploadRecord.begin = hang  # type: ignore[method-assign]
+    else:
+        remotes.Copying.run = hang  # type: ignore[method-assign]
+    with opened(directory, Remote(remote, keep=preservation_policies.LatestN(2))) as checkpointer:
+        checkpointer.save(3, state(3))
 
 
 def save_and_wait(

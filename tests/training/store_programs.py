@@ -31,6 +31,13 @@ def read_until_killed(endpoint: str, root: str, ready: Any) -> None:
         time.sleep(programs.HANG_S)
 
 
+def condemn_until_killed(endpoint: str, root: str, ready: Any) -> None:
+    with s3.context(endpoint), StoreLeases(root).condemned("1") as may_go:
+        assert may_go
+        ready.set()
+        time.sleep(programs.HANG_S)
+
+
 def save_step(endpoint: str, root: str, step: int) -> None:
     with s3.context(endpoint), keeper(Location(root), n=2) as checkpointer:
         checkpointer.save(step, state(step), metrics={"score": step})

@@ -23,7 +23,7 @@ from tests.training import sequences, store_programs
 from tests.training.store_programs import EVERY_STEP, keeper, state
 
 import waystation
-from waystation import errors
+from waystation import errors, storage
 from waystation.checkpoint.verify import verify
 from waystation.layouts.native import in_store
 from waystation.memory import MemoryTier
@@ -327,10 +327,11 @@ def test_killed_before_any_request_a_program_resumes(
             assert resumed.damaged == []
             outcomes.append(steps_of(resumed))
             assert resumed.load()["step"] == outcomes[-1][-1]
-            # What a collector had condemned when it was killed, nobody reads before that has run out.
-            with monkeypatch.context() as patched:
-                patched.setattr(store_leases, "EXPIRES_S", AT_ONCE)
-                require_whole(resumed)
+            # What a collector had condemned when it was killed is read, and replaced, at once.
+            for step in require_whole(resumed):
+                waystation.save(own / str(step), state(step), overwrite=True)
+            resumed.reload()
+            assert require_whole(resumed) == outcomes[-1]
             resumed.save(4, state(4), metrics={"score": 4})
             assert steps_of(resumed)[-1] == 4, "what may be alive is in nobody's way"
             with monkeypatch.context() as patched:
@@ -437,6 +438,45 @@ def test_a_save_over_what_is_being_collected_waits_and_takes_its_place(root: Loc
         until_removed.close()
     assert waystation.metadata(root / "1").custom_metadata == {"is": "new"}
     assert waystation.load(root / "1")["step"] == 1
+
+
+def test_a_step_whose_collector_was_killed_is_read_and_replaced_at_once(
+    bucket: s3.Bucket, root: Location
+) -> None:
+    ready = programs.context.Event()
+    with Checkpointer(root) as checkpointer:
+        checkpointer.save(1, state(1))
+        collector = programs.context.Process(
+            target=store_programs.condemn_until_killed, args=(bucket.endpoint, str(root), ready), daemon=True
+        )
+        collector.start()
+        assert ready.wait(programs.HANG_S)
+        with pytest.raises(errors.StepNotFoundError):
+            checkpointer.load(1)
+        os.kill(collector.pid or 0, signal.SIGKILL)
+        collector.join(programs.HANG_S)
+        begun_s = time.monotonic()
+        waystation.save(root / "1", state(1), overwrite=True)
+        assert time.monotonic() - begun_s < in_store._COLLECTED_WITHIN_S
+        checkpointer.reload()
+        assert require_whole(checkpointer) == [1]
+    assert not [name for name in names_in(root / "1") if leases.is_mark(name)]
+
+
+def test_a_mark_that_another_machine_has_put_stays(
+    bucket: s3.Bucket, root: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process cannot be seen from here, so its lease alone tells."""
+    monkeypatch.setattr(in_store, "_COLLECTED_WITHIN_S", 0.2)
+    waystation.save(root / "1", state(1))
+    mark = f"{leases.CONDEMNED}0123456789ab-1-1-01234567"
+    content = b'{"ends_with_process": true}'
+    storage.of(str(root)).write_files([(os.path.join(str(root), "1", mark, "owner.json"), content)])
+    with pytest.raises(errors.Conflict, match="is removing the checkpoint"):
+        waystation.save(root / "1", state(2), overwrite=True)
+    monkeypatch.setattr(store_leases, "EXPIRES_S", AT_ONCE)
+    waystation.save(root / "1", state(2), overwrite=True)
+    assert waystation.load(root / "1")["step"] == 2
 
 
 def test_a_save_over_what_is_never_collected_is_refused(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tests.handlers.examples import Counter, CounterHandler
 from tests.handlers.states import with_handlers
 from tests.support import s3
 from tests.support.places import on_this_machine, part_of, steps_in
+from tests.support.programs import without_privileges
 
 import waystation
 from waystation.checkpoint.compare import compare
@@ -241,6 +243,39 @@ def test_a_bucket_that_is_not_there_is_told_as_such(tmp_path: Path, monkeypatch:
         monkeypatch.setenv(name.upper(), value)
     with pytest.raises(NotFound, match="no bucket 's3://waystation-no-such-bucket'; create it"):
         mirror("s3://waystation-no-such-bucket/run", tmp_path / "to")
+
+
+def test_a_place_is_the_same_by_all_its_schemes() -> None:
+    bucket = s3.bucket()
+    with bucket.context():
+        waystation.save(f"{bucket.location}/run/1", {"x": 1})
+        other = f"s3a{bucket.location.removeprefix('s3')}/run"
+        with pytest.raises(InvalidInput, match="mirror of itself"):
+            mirror(other, f"{bucket.location}/run")
+        assert waystation.load(f"{other}/1")["x"] == 1
+
+
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv of util-linux, when run as root")
+def test_what_may_not_be_read_is_told_once_all_else_is_there(tmp_path: Path) -> None:
+    for step in range(5):
+        waystation.save(tmp_path / "here" / str(step), {"x": np.arange(9) + step})
+    waystation.save(tmp_path / "there" / "9", {"x": 0})
+    (tmp_path / "here" / "1").chmod(0)
+    (data,) = (tmp_path / "here" / "3" / "state").glob("*.safetensors")
+    data.chmod(0)
+    (tmp_path / "here" / "4" / "checkpoint.json").chmod(0)
+    said = without_privileges(
+        f"""
+from waystation import training
+try:
+    training.mirror({str(tmp_path / "here")!r}, {str(tmp_path / "there")!r}, delete=True)
+except waystation.errors.PermissionDenied as error:
+    print(error)
+"""
+    )
+    assert said.startswith("'1', '3', '4' in "), said
+    assert "Nothing was removed" in said
+    assert steps_in(tmp_path / "there") == ["0", "2", "9"]
 
 
 def test_what_can_be_no_mirror_is_refused(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tests.support import programs, s3
 from tests.support.places import on_this_machine, part_of, steps_in
 from tests.training.remote_programs import (
     opened,
+    save_and_hang,
     save_and_upload_slowly,
     save_and_wait,
     save_together,
@@ -695,6 +696,55 @@ def test_steps_are_uploaded_whatever_the_clock_says(
     monkeypatch.setattr(time, "time_ns", lambda: now_ns() - 3600 * 10**9)
     save_in(tmp_path / "here", {3: 3, 4: 4}, remote)
     assert values_in(there) == {"3": 3, "4": 4}
+
+
+@pytest.mark.parametrize("hangs_in", ["record", "copy"])
+def test_a_step_whose_program_was_killed_is_uploaded_whatever_the_clock_said(
+    tmp_path: Path, there: AnyPath, hangs_in: str
+) -> None:
+    remote = Remote(there, keep=preservation_policies.LatestN(2))
+    save_in(tmp_path / "here", {1: 1, 2: 2}, remote)
+    hangs = programs.context.Event()
+    arguments = (of_stores(), tmp_path / "here", there, hangs_in, hangs)
+    process = programs.context.Process(target=save_and_hang, args=arguments, daemon=True)
+    process.start()
+    assert hangs.wait(programs.HANG_S)
+    os.kill(process.pid or 0, signal.SIGKILL)
+    process.join(programs.HANG_S)
+    assert values_in(there) == {"1": 1, "2": 2}
+    save_in(tmp_path / "here", {}, remote)
+    assert values_in(there) == {"2": 2, "3": 3}
+
+
+def test_an_older_step_that_was_brought_back_is_no_younger_than_others(
+    tmp_path: Path, there: AnyPath
+) -> None:
+    save_in(tmp_path / "here", {1: 1, 2: 2})
+    shutil.move(tmp_path / "here" / "1", tmp_path / "kept")
+    remote = Remote(there, keep=preservation_policies.LatestN(1))
+    save_in(tmp_path / "here", {3: 3}, remote)
+    shutil.move(tmp_path / "kept", tmp_path / "here" / "1")
+    save_in(tmp_path / "here", {}, remote)
+    assert values_in(there) == {"3": 3}
+
+
+def test_what_comes_between_the_look_at_a_step_and_its_upload_stays(
+    tmp_path: Path, there: AnyPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, run = tmp_path / "here", remotes.Copying.run
+
+    def after_another(*arguments: Any, **given: Any) -> Any:
+        waystation.save(there / "1", state(99), overwrite=True)
+        return run(*arguments, **given)
+
+    with opened(here, Remote(there)) as checkpointer:
+        checkpointer.save(1, state(1))
+        checkpointer.wait()
+        monkeypatch.setattr(remotes.Copying, "run", after_another)
+        checkpointer.save(1, state(2), overwrite=True, force=True)
+        with pytest.warns(RemoteWarning, match="replaced meanwhile"):
+            checkpointer.wait()
+    assert values_in(there) == {"1": 99}
 
 
 def test_a_step_of_which_several_uploads_have_failed_takes_its_place(

@@ -144,9 +144,17 @@ impl ObjectStore {
         waiting(py, || self.0.bytes_beneath(&directory))
     }
 
+    #[pyo3(signature = (path, /, *, unchanged=None))]
+    fn remove(&self, py: Python<'_>, path: PathBuf, unchanged: Option<VersionTuple>) -> PyResult<()> {
+        waiting(py, || match unchanged {
+            Some(version) => self.0.remove_version(&path, &of_tuple(version)),
+            None => self.0.remove(&path),
+        })
+    }
+
     #[pyo3(signature = (path, /))]
-    fn remove(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
-        waiting(py, || self.0.remove(&path))
+    fn removes_versions(&self, py: Python<'_>, path: PathBuf) -> PyResult<bool> {
+        waiting(py, || self.0.removes_versions(&path))
     }
 
     #[pyo3(signature = (directory, /))]

@@ -29,7 +29,21 @@ pub struct Client {
     pub objects: Arc<dyn ObjectStore>,
     /// Whether the store creates an object on condition that there is none, once that is known.
     pub honours_conditions: OnceLock<bool>,
+    /// Whether it removes an object on condition that it is a version, once that is known.
+    pub honours_removals: OnceLock<bool>,
     uploads: Option<Arc<dyn MultipartStore>>,
+    remover: OnceLock<Remover>,
+}
+
+/// How an object is removed on condition that it is a version of it.
+#[derive(Clone)]
+pub struct Remover {
+    /// What sends a `DELETE` for each object.
+    pub objects: Arc<dyn ObjectStore>,
+    /// The header of the condition: the ETag, or the generation.
+    pub header: &'static str,
+    /// Whether that header has the generation.
+    pub by_generation: bool,
 }
 
 impl Client {
@@ -40,6 +54,31 @@ impl Client {
         check_endpoint(root, settings)?;
         let given = given(root, settings);
         Self::built(root, settings, &given).map_err(|error| refused(root, settings, given, &error))
+    }
+
+    /// What removes objects on condition; `None` where the crate can make no request for that: Azure's removals are
+    /// batches, whose parts are signed with all their headers.
+    pub fn remover(&self, root: &str, settings: &Settings) -> Result<Option<&Remover>> {
+        if let Some(known) = self.remover.get() {
+            return Ok(Some(known));
+        }
+        let made = match root.split_once("://").map(|(scheme, _)| scheme) {
+            Some("gs") => Remover {
+                objects: Arc::clone(&self.objects),
+                header: "x-goog-if-generation-match",
+                by_generation: true,
+            },
+            Some("s3" | "s3a") => {
+                // Removals of the other client are batches, which have one signature with all that is in them.
+                let mut given = given(root, settings);
+                given.push(Setting::of("aws_disable_bulk_delete", "true", None));
+                let made = Self::built(root, settings, &given);
+                let made = made.map_err(|error| told(&error, "use the store", Path::new(root)))?;
+                Remover { objects: made.objects, header: "if-match", by_generation: false }
+            }
+            _ => return Ok(None),
+        };
+        Ok(Some(self.remover.get_or_init(|| made)))
     }
 
     fn built(root: &str, settings: &Settings, given: &[Setting]) -> object_store::Result<Self> {
@@ -82,11 +121,7 @@ impl Client {
                 let url = format!("{scheme}://{host}/{query}");
                 let builder = HttpBuilder::new().with_url(url).with_retry(retry);
                 let builder = builder.with_client_options(options).with_http_connector(Connector);
-                Ok(Self {
-                    objects: Arc::new(builder.build()?),
-                    uploads: None,
-                    honours_conditions: OnceLock::new(),
-                })
+                Ok(Self::made(Arc::new(builder.build()?), None))
             }
             _ => Ok(Self::of(build!(AmazonS3Builder::new()))),
         }
@@ -99,7 +134,12 @@ impl Client {
 
     fn of<T: ObjectStore + MultipartStore>(store: Arc<T>) -> Self {
         let objects: Arc<dyn ObjectStore> = Arc::clone(&store) as _;
-        Self { objects, uploads: Some(store), honours_conditions: OnceLock::new() }
+        Self::made(objects, Some(store))
+    }
+
+    fn made(objects: Arc<dyn ObjectStore>, uploads: Option<Arc<dyn MultipartStore>>) -> Self {
+        let (honours_conditions, honours_removals) = (OnceLock::new(), OnceLock::new());
+        Self { objects, honours_conditions, honours_removals, uploads, remover: OnceLock::new() }
     }
 
     /// Uploads in parts. Unsupported where nothing can be written.

@@ -7,6 +7,8 @@
 //! A server that no connection has ever reached is given up before the deadline: its address is more likely wrong than
 //! that it is away for a while.
 //!
+//! A removal on condition is a `DELETE` with one header more ([`on_condition`]), which the crate has no option for.
+//!
 //! Where no credentials are given, clients ask the service for metadata that machines of clouds have. Other machines
 //! have none, and a connection to it is refused at once or never answered: a few attempts tell, not the whole deadline.
 
@@ -28,6 +30,27 @@ use object_store::client::{
     HttpService, ReqwestConnector,
 };
 use tokio::time::{Instant, Sleep, sleep, timeout};
+
+tokio::task_local! {
+    /// Of the removals within: a header, and what it says.
+    static CONDITION: (&'static str, String);
+}
+
+/// Requests, of which those that remove have a header more. Stores sign their own headers only, so this needs no
+/// signature.
+pub async fn on_condition<T>(header: &'static str, value: String, requests: impl Future<Output = T>) -> T {
+    CONDITION.scope((header, value), requests).await
+}
+
+/// A request with what is demanded of removals.
+fn with_condition(mut request: HttpRequest) -> Result<HttpRequest, HttpError> {
+    let condition = CONDITION.try_with(Clone::clone).ok().filter(|_| request.method().as_str() == "DELETE");
+    if let Some((header, value)) = condition {
+        let value = value.parse().map_err(|error| HttpError::new(HttpErrorKind::Request, error))?;
+        request.headers_mut().insert(header, value);
+    }
+    Ok(request)
+}
 
 /// What says nothing for so long is asked again.
 const SILENCE: Duration = Duration::from_secs(30);
@@ -73,6 +96,7 @@ impl HttpService for Connection {
         let asks_machine = request.uri().host().is_some_and(|host| METADATA_HOSTS.contains(&host));
         let patience = patience_for(request.body().content_length());
         let address = request.uri().authority().map(|authority| without_user(authority.as_str()).to_owned());
+        let request = with_condition(request)?;
         let outcome = timeout(patience, self.client.execute(request)).await.unwrap_or_else(|_| Err(silent()));
         let answer = match outcome {
             Err(error) if asks_machine => return Err(self.without_metadata(error)),

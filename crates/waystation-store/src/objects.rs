@@ -18,9 +18,12 @@ use tokio::time::{sleep, timeout};
 use waystation_format::{Error, Kind, Result};
 
 use crate::ObjectStorage;
+use crate::client::Remover;
+use crate::connection::on_condition;
 use crate::errors::{is_beyond_the_end, late, not_found, told};
 use crate::process::wait_for;
 use crate::read::pour;
+use crate::write::nonce;
 
 /// Requests for small objects in flight.
 const AT_A_TIME: usize = 32;
@@ -259,6 +262,84 @@ impl ObjectStorage {
         self.wait("remove the object", path, async { absent(objects.delete(&key).await) }).map(drop)
     }
 
+    /// Removes an object on condition that it is a version; one that is gone already is no error. Conflict if it is
+    /// another one; Unsupported where the store compares and removes in two acts, or not at all
+    /// (`removes_versions`).
+    pub fn remove_version(&self, path: &Path, version: &Version) -> Result<()> {
+        self.require_writable()?;
+        let (key, client) = (self.object_key(path)?, self.client()?);
+        let remover = client.remover(&self.root, &self.settings)?;
+        let removal = remover.and_then(|remover| Some((remover, demanded(remover, version)?)));
+        let Some((remover, value)) = removal.filter(|_| client.honours_removals.get() == Some(&true)) else {
+            let message = "this store does not remove an object on condition that it is unchanged";
+            return Err(Error::new(Kind::Unsupported, message).with("path", path.display().to_string()));
+        };
+        self.wait("remove the object", path, async {
+            let removed = on_condition(remover.header, value, remover.objects.delete(&key)).await;
+            match absent(removed) {
+                // Some stores say so of what is not there.
+                Err(error) if is_refused_condition(&error) => {
+                    match absent(client.objects.head(&key).await)? {
+                        None => Ok(()),
+                        Some(_) => Err(object_store::Error::Precondition {
+                            path: key.to_string(),
+                            source: Box::new(error),
+                        }),
+                    }
+                }
+                outcome => outcome.map(drop),
+            }
+        })
+    }
+
+    /// Whether the store removes an object only if it is a version: it is tried once, with an object of a random name
+    /// beside `path`.
+    pub fn removes_versions(&self, path: &Path) -> Result<bool> {
+        self.require_writable()?;
+        let client = self.client()?;
+        if let Some(&known) = client.honours_removals.get() {
+            return Ok(known);
+        }
+        let honoured = match client.remover(&self.root, &self.settings)? {
+            Some(remover) => self.try_removal(path, remover)?,
+            None => false,
+        };
+        Ok(*client.honours_removals.get_or_init(|| honoured))
+    }
+
+    fn try_removal(&self, path: &Path, remover: &Remover) -> Result<bool> {
+        let (nonce, objects) = (nonce()?, &self.client()?.objects);
+        let probe =
+            self.object_key(&PathBuf::from(format!("{}.waystation-probe-{nonce}", path.display())))?;
+        self.wait("remove an object", path, async {
+            let put = objects.put(&probe, nonce.clone().into_bytes().into()).await?;
+            let version = Version::written(put, nonce.len());
+            let other =
+                |text: String| if remover.by_generation { "1".to_owned() } else { format!("\"{text}\"") };
+            let tried = async {
+                let refused =
+                    on_condition(remover.header, other(nonce), remover.objects.delete(&probe)).await;
+                match refused {
+                    Err(error) if is_refused_condition(&error) => {}
+                    Ok(()) => return Ok(false),
+                    Err(error) => {
+                        let kind = told(&error, "remove an object", path).kind();
+                        let is_unknown = matches!(kind, Kind::InvalidInput | Kind::Unsupported);
+                        return if is_unknown { Ok(false) } else { Err(error) };
+                    }
+                }
+                let Some(value) = demanded(remover, &version) else { return Ok(false) };
+                on_condition(remover.header, value, remover.objects.delete(&probe)).await?;
+                Ok(absent(objects.head(&probe).await)?.is_none())
+            };
+            let outcome = tried.await;
+            if !matches!(outcome, Ok(true)) {
+                drop(objects.delete(&probe).await);
+            }
+            outcome
+        })
+    }
+
     /// The bytes of all objects beneath a path, by one listing however deep they lie.
     pub fn bytes_beneath(&self, directory: &Path) -> Result<u64> {
         let (prefix, objects) = (self.key(directory)?, &self.client()?.objects);
@@ -341,6 +422,12 @@ fn once(
          store"
     );
     Err(Error::new(Kind::Corrupt, message).with("path", directory.display().to_string()))
+}
+
+/// What a removal of a version has to say of it; `None` where that is not known.
+fn demanded(remover: &Remover, version: &Version) -> Option<String> {
+    let known = if remover.by_generation { &version.generation } else { &version.tag };
+    known.clone().filter(|tag| !tag.starts_with("W/")) // a weak tag meets no condition
 }
 
 /// `None` where something is not there.

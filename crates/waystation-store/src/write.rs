@@ -409,7 +409,7 @@ fn part_bytes(options: &Options, largest: u64) -> usize {
 }
 
 /// What tells the claims of one job from those of all others.
-fn nonce() -> Result<String> {
+pub fn nonce() -> Result<String> {
     let mut bytes = [0; NONCE_BYTES];
     let mut filled = 0;
     while filled < NONCE_BYTES {

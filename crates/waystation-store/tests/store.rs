@@ -364,3 +364,25 @@ fn what_is_behind_http_is_read_only() {
     let contents = [(PathBuf::from("http://127.0.0.1:9/object"), noise(9, 1))];
     assert_eq!(write(&storage, &contents, Options::AUTOMATIC).unwrap_err().kind(), Kind::Unsupported);
 }
+
+#[test]
+fn only_the_version_that_was_read_is_removed() {
+    for (storage, directory) in stores() {
+        let path = directory.join("record");
+        let first = storage.put(&path, b"first", &Condition::New).unwrap();
+        if !storage.removes_versions(&path).unwrap() {
+            let error = storage.remove_version(&path, &first).unwrap_err();
+            assert_eq!(error.kind(), Kind::Unsupported);
+            assert!(storage.head(&path).unwrap().is_some());
+            continue;
+        }
+        let second = storage.put(&path, b"second", &Condition::Unchanged(first.clone())).unwrap();
+        let error = storage.remove_version(&path, &first).unwrap_err();
+        assert_eq!(error.kind(), Kind::Conflict);
+        assert_eq!(storage.get(&path, 100).unwrap().0, b"second");
+        storage.remove_version(&path, &second).unwrap();
+        assert_eq!(storage.head(&path).unwrap(), None);
+        storage.remove_version(&path, &second).unwrap(); // it has gone already
+        assert_eq!(storage.list(&directory).unwrap().objects, []); // nor is anything left of the trial
+    }
+}

@@ -89,6 +89,7 @@ class CopyStatistics:
         nbytes: Bytes of these.
         found_bytes: Bytes of those that were there already, from a copy that did not end.
         elapsed_s: Seconds that it took.
+        shared_bytes: Bytes of those that another checkpoint in the store has, to which it refers.
     """
 
     path: str
@@ -96,6 +97,7 @@ class CopyStatistics:
     nbytes: int
     found_bytes: int
     elapsed_s: float
+    shared_bytes: int = 0
 
 
 def copy(
@@ -154,26 +156,56 @@ class Copying:
         self._progress = progress
         self._on_progress = on_progress
 
-    def run(self, origin: str, target: str, *, overwrite: bool) -> CopyStatistics:
-        """Copies one checkpoint; both are located."""
+    def run(
+        self,
+        origin: str,
+        target: str,
+        *,
+        overwrite: bool,
+        replaces: storage.Identity | None = None,
+        beside: str | None = None,
+    ) -> CopyStatistics:
+        """Copies one checkpoint.
+
+        Args:
+            origin: The checkpoint, located.
+            target: Where to, located.
+            overwrite: Replace a checkpoint that is there.
+            replaces: The version of its record that may be replaced; None for whatever is there.
+            beside: A checkpoint beside `target` in a store, to whose files the copy may refer where they hold
+                the same.
+
+        Raises:
+            Conflict: Another version is there, or something that is not to be replaced.
+        """
         if origin == target:
             raise InvalidInput(f"'{origin}' cannot be copied to itself; give another path", path=origin)
         require_checkpoint(origin)
         options = current_options()
         with reading(origin):
             return read_what_is_there(
-                origin, options, lambda held: self._copy(held, target, options, overwrite=overwrite)
+                origin,
+                options,
+                lambda held: self._copy(
+                    held,
+                    target,
+                    options,
+                    lambda: open_target(
+                        target, options, overwrite=overwrite, replaces=replaces, beside=beside
+                    ),
+                ),
             )
 
-    def _copy(self, held: Held, target: str, options: Options, *, overwrite: bool) -> CopyStatistics:
+    def _copy(self, held: Held, target: str, options: Options, begin: Callable[[], Target]) -> CopyStatistics:
         begun_s = time.monotonic()
         record, source = _opened(held, in_store=storage.is_in_store(target))
-        place = open_target(target, options, overwrite=overwrite)
+        place = begin()
         try:
-            place.write_metadata(source.parts)
-            place.take_what_is_there(source.parts)
-            self._copy_files(source, place, options)
-            place.commit(record, source.parts)
+            parts = place.share(source.parts)
+            place.write_metadata(parts)
+            place.take_what_is_there(parts)
+            self._copy_files(source, parts, place, options)
+            place.commit(record, parts)
         except BaseException as error:
             # Whoever is interrupted, or cannot reach something, may want to go on.
             is_over = isinstance(error, Cancelled) and not self._may_go_on
@@ -182,7 +214,12 @@ class Copying:
         files = source.files
         nbytes = sum(file.nbytes for file in files)
         done = CopyStatistics(
-            target, len(files), nbytes, place.found_bytes, elapsed_s=time.monotonic() - begun_s
+            target,
+            len(files),
+            nbytes,
+            place.found_bytes,
+            elapsed_s=time.monotonic() - begun_s,
+            shared_bytes=place.shared_bytes,
         )
         _log.info(
             "copied '%s' to '%s': %d bytes in %d files, %d of them found there, %.3f s",
@@ -195,11 +232,13 @@ class Copying:
         )
         return done
 
-    def _copy_files(self, source: _Source, place: Target, options: Options) -> None:
+    def _copy_files(
+        self, source: _Source, parts: Sequence[CopiedPart], place: Target, options: Options
+    ) -> None:
         total = sum(file.nbytes for file in source.files)
-        done = place.found_bytes
+        done = place.found_bytes + place.shared_bytes
         self._on_progress(done, total)
-        for batch in _batches(place.lacking(source.parts)):
+        for batch in _batches(place.lacking(parts)):
             if self._progress.cancelled:
                 raise Cancelled(f"the copy to '{place.path}' was cancelled; begin it again to go on")
             job = _native.start_copy(

@@ -8,6 +8,10 @@ verified before; its length is compared, and trusted, for a while: where a check
 replaced, it may be because it is damaged. Its objects are not taken over then, and what nothing names may be
 of one before it, so it is read and verified.
 
+In a store a copy can also refer to data files of a checkpoint beside it that hold the same (`references`): a
+sequence of which most stays equal is copied as it is saved. Files are the same by their names, their lengths
+and the checksums of all their blocks.
+
 Nothing is taken away from an attempt, so it does not matter whether its process is alive. The attempts of
 dead ones are removed afterwards, as by every save.
 """
@@ -17,9 +21,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
+
+import numpy as np
 
 from waystation import _native, _plans, storage
 from waystation._errors import Corrupt, NotFound, Unsupported, WaystationError
@@ -28,7 +35,18 @@ from waystation.checkpoint.native_saving import publish, replace
 from waystation.checkpoint.paths import check_destination
 from waystation.layouts.native import commit, handler_files, names, orphans
 from waystation.layouts.native.in_store import StoreAttempt
-from waystation.layouts.native.records import RECORD_LIMIT_BYTES, CheckpointRecord, Digest
+from waystation.layouts.native.read import OpenCheckpointable
+from waystation.layouts.native.records import (
+    PYTREE,
+    RECORD_LIMIT_BYTES,
+    CheckpointableRecord,
+    CheckpointRecord,
+    DataPlace,
+    Digest,
+)
+from waystation.layouts.native.references import References
+from waystation.layouts.native.tables import FILE_ENTRY
+from waystation.layouts.native.unchanged import Earlier
 from waystation.layouts.native.write import SYNC_TOGETHER_BYTES
 from waystation.storage import attempts
 from waystation.storage.attempts import Attempt
@@ -78,6 +96,28 @@ class CopiedPart:
     metadata: dict[str, bytes]
     files: Sequence[CopiedFile]
 
+    def with_places(self, places: Mapping[str, DataPlace]) -> CopiedPart:
+        """The same state, some of whose files, by name, are in other places. An index of files says where
+        arrays are, so it goes."""
+        if not places:
+            return self
+        own = CheckpointableRecord.decode(self.record, self.record_name)
+        (section,) = _native.decode_table("files", self.metadata[names.FILE_TABLE], names.FILE_TABLE)
+        table = np.frombuffer(section, FILE_ENTRY).copy()
+        used = sorted(set(places.values()), key=lambda place: (place.checkpoint, place.directory))
+        locations = {place: number for number, place in enumerate(used, 1)}
+        for number, file in enumerate(self.files):
+            if file.name in places:
+                table["location"][number] = locations[places[file.name]]
+        file_table = _native.encode_table("files", [table.tobytes()])
+        digests = {**own.tables, names.FILE_TABLE: Digest.of(file_table)}
+        metadata = {**self.metadata, names.FILE_TABLE: file_table}
+        for entries in (digests, metadata):
+            entries.pop(names.INDEX, None)
+        record = dataclasses.replace(own, tables=digests, places=tuple(used)).encode()
+        files = [file for file in self.files if file.name not in places]
+        return dataclasses.replace(self, record=record, metadata=metadata, files=files)
+
     def contents(self, directory: str) -> list[tuple[str, bytes]]:
         """The metadata files, where they are to be."""
         entries = {**self.metadata, self.record_name: self.record}
@@ -91,11 +131,17 @@ class Target(Protocol):
         path: The directory of the attempt.
         group: Gets what is not durable yet; None where everything is durable once it is written.
         found_bytes: Bytes of files that were taken over.
+        shared_bytes: Bytes of files of another checkpoint that it refers to.
     """
 
     path: str
     group: _native.SyncGroup | None
     found_bytes: int
+    shared_bytes: int
+
+    def share(self, parts: Sequence[CopiedPart]) -> Sequence[CopiedPart]:
+        """Refers to what another checkpoint has; returns the checkpointables without these files."""
+        ...
 
     def write_metadata(self, parts: Sequence[CopiedPart]) -> None:
         """Writes the metadata of all checkpointables."""
@@ -122,16 +168,30 @@ class Target(Protocol):
         ...
 
 
-def open_target(target: str, options: Options, *, overwrite: bool) -> Target:
+def open_target(
+    target: str,
+    options: Options,
+    *,
+    overwrite: bool,
+    replaces: storage.Identity | None = None,
+    beside: str | None = None,
+) -> Target:
     """Begins a copy to a path.
+
+    Args:
+        target: The path.
+        options: How.
+        overwrite: Whether a checkpoint is replaced that is there.
+        replaces: The version of its record that may be; by default whatever is there.
+        beside: A checkpoint of the same run in a store, to whose files the copy may refer.
 
     Raises:
         Conflict: Something is there.
     """
     check_destination(target, overwrite=overwrite)
     if storage.of(target).renames is None:
-        return _InStore(target, overwrite=overwrite)
-    return _OnDisk(target, options, overwrite=overwrite)
+        return _InStore(target, overwrite=overwrite, replaces=replaces, beside=beside)
+    return _OnDisk(target, options, overwrite=overwrite, replaces=replaces)
 
 
 class _Attempted:
@@ -140,8 +200,12 @@ class _Attempted:
     path: str
 
     def __init__(self) -> None:
-        self.found_bytes = 0
+        self.found_bytes = self.shared_bytes = 0
         self._present: set[str] = set()
+
+    def share(self, parts: Sequence[CopiedPart]) -> Sequence[CopiedPart]:
+        """See `Target`."""
+        return parts
 
     def _directory(self, part: CopiedPart) -> str:
         return names.directory_in(self.path, part.name)
@@ -193,9 +257,12 @@ class _Attempted:
 class _OnDisk(_Attempted):
     """See `Target`."""
 
-    def __init__(self, target: str, options: Options, *, overwrite: bool) -> None:
+    def __init__(
+        self, target: str, options: Options, *, overwrite: bool, replaces: storage.Identity | None
+    ) -> None:
         super().__init__()
         self._overwrite = overwrite
+        self._replaces = replaces
         if overwrite:
             orphans.remove_dead(target)
         self._attempt = Attempt(target, options.file.path_permission_mode)
@@ -244,7 +311,7 @@ class _OnDisk(_Attempted):
         above = {directory for path in self._directories for directory in _between(path, self.path)}
         self._group.add(sorted({*self._directories, *above, self.path}))
         self._group.sync()
-        publish(self._attempt, replace if self._overwrite else None)
+        publish(self._attempt, partial(replace, judged=self._replaces) if self._overwrite else None)
         self._group.close()
 
     def leave(self) -> None:
@@ -287,11 +354,47 @@ def _is_whole(path: str, file: CopiedFile) -> bool:
 class _InStore(_Attempted):
     """See `Target`."""
 
-    def __init__(self, target: str, *, overwrite: bool) -> None:
+    def __init__(
+        self, target: str, *, overwrite: bool, replaces: storage.Identity | None, beside: str | None
+    ) -> None:
         super().__init__()
         self.group: _native.SyncGroup | None = None
-        self._attempt = StoreAttempt(target, overwrite=overwrite, removes_dead=False)
+        self._beside = beside
+        self._attempt = StoreAttempt(target, overwrite=overwrite, removes_dead=False, judged=replaces)
         self.path = self._attempt.path
+
+    def share(self, parts: Sequence[CopiedPart]) -> Sequence[CopiedPart]:
+        """See `Target`. The attempt has its lease by now, so the order is that of a save (`references`)."""
+        states = [part.name for part in parts if part.kind == PYTREE]
+        earlier = Earlier.open(self._beside, states) if self._beside is not None and states else None
+        if earlier is None or not earlier.may_share_with(self._attempt.target):
+            return parts
+        self._attempt.owners = earlier.owners()
+        made = []
+        for part in parts:
+            opened = earlier.states.get(part.name)
+            made.append(part if opened is None else self._share(part, earlier, opened))
+        return made
+
+    def _share(self, part: CopiedPart, earlier: Earlier, opened: OpenCheckpointable) -> CopiedPart:
+        same = _same_files(part, opened)
+        if not same:
+            return part
+        references = References(self._directory(part), 0)
+        references.put((place, name) for name, (place, _) in same.items())
+        if not earlier.root.is_current():  # whoever removes it may not have seen the references
+            references.put(())
+            return part
+        sizes = {file.name: file.nbytes for file in part.files}
+        found = storage.side_by_side(self.path, storage.status, [path for _, path in same.values()])
+        kept = {
+            name: place
+            for (name, (place, path)), status in zip(same.items(), found, strict=True)
+            if earlier.is_as_committed(path, sizes[name], status)
+        }
+        references.put((place, name) for name, place in kept.items())
+        self.shared_bytes += sum(sizes[name] for name in kept)
+        return part.with_places(kept)
 
     def write_metadata(self, parts: Sequence[CopiedPart]) -> None:
         """See `Target`."""
@@ -315,6 +418,7 @@ class _InStore(_Attempted):
     def commit(self, record: CheckpointRecord, parts: Sequence[CopiedPart]) -> None:
         """See `Target`."""
         own = dataclasses.replace(record, generation=1, checkpointables=self._entries(parts), removed={})
+        # A large copy takes long; and who removes what it refers to looks at its lease.
         self._attempt.publish(own)
 
     def leave(self) -> None:
@@ -324,6 +428,22 @@ class _InStore(_Attempted):
     def discard(self) -> None:
         """See `Target`."""
         self._attempt.discard()
+
+
+def _same_files(part: CopiedPart, opened: OpenCheckpointable) -> dict[str, tuple[DataPlace, str]]:
+    """Of the files of a state those that an earlier state has, by name: in which place, and at which path."""
+    numbers = {os.path.basename(path): number for number, path in enumerate(opened.paths())}
+    sizes = opened.tables.files["file_bytes"].tolist()
+
+    def is_same(file: CopiedFile) -> bool:
+        number = numbers.get(file.name)
+        if number is None or sizes[number] != file.nbytes or file.checksums is None:
+            return False
+        return bytes(opened.tables.file_checksums(number)) == bytes(file.checksums)
+
+    same = [file.name for file in part.files if is_same(file)]
+    paths = opened.paths([numbers[name] for name in same])
+    return {name: (opened.place(numbers[name]), path) for name, path in zip(same, paths, strict=True)}
 
 
 def _committed(target: str) -> Collection[str] | None:

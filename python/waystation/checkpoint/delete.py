@@ -54,6 +54,7 @@ def delete(path: PathLike, *, checkpointable_name: str | None = None, missing_ok
     Raises:
         CheckpointNotFound: There is nothing at `path`.
         CheckpointableNotFound: The checkpoint has no such checkpointable.
+        Conflict: In an object store, another version has taken its place meanwhile, and stays.
         InvalidInput: What is there is not a checkpoint, but a part of one, or something else; it is left
             alone. Or the checkpointable is the last one, but for metrics: delete the checkpoint then.
         DeletionRecoveryError: The deletion of another checkpointable has begun and has not ended.

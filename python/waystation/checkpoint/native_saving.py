@@ -443,9 +443,17 @@ class NewPlace:
         publish(attempt, layout.replace if self.replaces else None)
 
 
-def replace(attempt: Attempt) -> None:
-    """Commits an attempt of the native layout in place of a checkpoint, and removes that."""
-    commit.publish_over(attempt)
+def replace(attempt: Attempt, *, judged: storage.Identity | None = None) -> None:
+    """Commits an attempt of the native layout in place of a checkpoint, and removes that.
+
+    Args:
+        attempt: The attempt.
+        judged: The version of the record that may be replaced; by default whatever is there.
+
+    Raises:
+        Conflict: Another version is there.
+    """
+    commit.publish_over(attempt, judged)
     commit.remove_replaced(attempt)
 
 

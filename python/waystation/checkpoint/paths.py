@@ -230,6 +230,7 @@ def _check_room_in_store(target: str, *, overwrite: bool, is_shared: bool) -> No
     asked at the same time, of the nearest two above it.
     """
     require_not_http(target)
+    _check_name_in_store(target)
     present: set[str] = set()
 
     def look() -> None:
@@ -259,6 +260,28 @@ def _check_room_in_store(target: str, *, overwrite: bool, is_shared: bool) -> No
             "path inside it, or choose another path",
             path=target,
         )
+
+
+# What tells that a checkpoint is there, or a whole sequence. In a store `name/…` and `name` look alike.
+_RESERVED_IN_STORES = frozenset({names.RECORD, *orbax_names.FILES})
+_RESERVED_START = ".waystation-"
+
+
+def _check_name_in_store(target: str) -> None:
+    """Refuses a location with a name in it that this package or Orbax gives to objects of theirs: what is
+    above it would look like a checkpoint, or it would be removed as what a killed save has left.
+
+    Raises:
+        InvalidInput: It has one.
+    """
+    _, _, key = target.partition("://")[2].partition("/")
+    for name in key.split("/"):
+        if name in _RESERVED_IN_STORES or name.startswith(_RESERVED_START) or names.is_passing(name):
+            raise InvalidInput(
+                f"'{target}' cannot be saved to: '{name}' is reserved in object stores, for what Waystation "
+                "or Orbax puts beside data; choose another name",
+                path=target,
+            )
 
 
 def _above(target: str) -> list[str]:

@@ -60,6 +60,7 @@ __all__ = [
     "is_in_store",
     "is_same_directory",
     "is_there",
+    "is_version",
     "is_within",
     "list_names",
     "located",
@@ -478,9 +479,20 @@ def read_version(path: PathLike, *, limit_bytes: int) -> tuple[bytes, Identity]:
     return of(path).read_version(os.fspath(path), limit_bytes=limit_bytes)
 
 
-def remove_file(path: PathLike) -> None:
-    """Removes a file; one that is gone already is no error."""
-    of(path).remove_file(os.fspath(path))
+def is_version(path: PathLike, expected: Identity) -> bool:
+    """Whether a file is the version that somebody has read; a further name, or other permissions, make no
+    other one."""
+    found = status(path)
+    return found is not None and found.identity._replace(changed_ns=expected.changed_ns) == expected
+
+
+def remove_file(path: PathLike, *, expected: Identity | None = None) -> None:
+    """Removes a file; one that is gone already is no error.
+
+    Raises:
+        Conflict: It is not the version `expected` any more; nothing was removed. See `Storage.remove_file`.
+    """
+    of(path).remove_file(os.fspath(path), expected=expected)
 
 
 def remove_tree(path: PathLike) -> None:

@@ -329,6 +329,14 @@ def is_of_this_system(attempt_id: str) -> bool:
     return attempt_id.partition("-")[0] == _scope()
 
 
+def is_gone(attempt_id: str) -> bool:
+    """Whether the process of an attempt was of this system, as far as names tell, and runs no more."""
+    match = names.ATTEMPT_ID.fullmatch(attempt_id)
+    if match is None or match["scope"] != _scope():
+        return False
+    return not _processes.may_run(int(match["process"]), match["start"])
+
+
 def owner_record() -> dict[str, Any]:
     """What this process says of itself, for people and for other systems."""
     return {

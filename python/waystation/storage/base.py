@@ -267,8 +267,23 @@ class Storage(Reader, Protocol):
         """Makes a file that holds what another one holds, durably; if possible as a further name of that."""
         ...
 
-    def remove_file(self, path: str) -> None:
-        """Removes a file; one that is gone already is no error."""
+    def remove_file(self, path: str, *, expected: Identity | None = None) -> None:
+        """Removes a file; one that is gone already is no error.
+
+        Args:
+            path: The file.
+            expected: The version that goes, as the caller has read it; None is whatever is there. A storage
+                that cannot compare and remove in one act (`removes_in_one_act`) compares first, and callers
+                exclude others.
+
+        Raises:
+            Conflict: The file is not `expected` any more; nothing was removed.
+        """
+        ...
+
+    def removes_in_one_act(self, path: str) -> bool:
+        """Whether `remove_file` compares a version and removes it in one act there. The first call of a
+        process tries that, by an object of a random name beside the path."""
         ...
 
     def remove_tree(self, path: str) -> None:

@@ -248,9 +248,7 @@ class LocalStorage(LocalReader):
                 present = self.status(path)
                 if present is None:
                     raise Conflict(f"'{path}' was removed meanwhile; look at it again", path=path)
-                if present.identity._replace(changed_ns=expected.changed_ns) != expected:
-                    change = expected.change_to(present.identity)
-                    raise Conflict(f"'{path}' was left alone: {change}; look at it again", path=path)
+                _require_same(path, present.identity, expected)
             self.over(aside, path)
 
     @contextlib.contextmanager
@@ -324,14 +322,22 @@ class LocalStorage(LocalReader):
             except OSError as error:
                 raise from_os_error(error, "copy to", target) from error
 
-    def remove_file(self, path: str) -> None:
+    def remove_file(self, path: str, *, expected: Identity | None = None) -> None:
         """See `base.Storage`."""
+        if expected is not None:
+            present = self.status(path)
+            if present is not None:
+                _require_same(path, present.identity, expected)
         try:
             os.unlink(path)
         except FileNotFoundError:
             pass
         except OSError as error:
             raise from_os_error(error, "remove", path) from error
+
+    def removes_in_one_act(self, path: str) -> bool:
+        """See `base.Storage`: no system call does both."""
+        return False
 
     def remove_tree(self, path: str) -> None:
         """See `base.Storage`.
@@ -474,6 +480,12 @@ def new_mapped(path: str, nbytes: int) -> memoryview:
             os.close(descriptor)
     except OSError as error:
         raise from_os_error(error, "make", path) from error
+
+
+def _require_same(path: str, present: Identity, expected: Identity) -> None:
+    if present._replace(changed_ns=expected.changed_ns) != expected:
+        change = expected.change_to(present)
+        raise Conflict(f"'{path}' was left alone: {change}; look at it again", path=path)
 
 
 def _status(found: os.stat_result) -> Status:

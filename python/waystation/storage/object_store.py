@@ -40,7 +40,7 @@ _LOCATION = re.compile(
 _URL = re.compile("https?://", re.IGNORECASE)
 # Other writings of schemes. Queries are those of HTTP; a mark of a question alone may be in a name.
 _SCHEME = re.compile("(s3a?|gc?s|az|abfss?)(?=://)", re.IGNORECASE)
-_ONE_NAME = {"gcs": "gs"}
+_ONE_NAME = {"gcs": "gs", "s3a": "s3"}
 _QUERY = re.compile(r"\?[^/]*=")
 # By what stands for them, the oldest first. Whoever opens signed files for weeks does not keep them all.
 _queries: dict[str, str] = {}
@@ -54,7 +54,8 @@ _MOST_STORES = 64
 
 
 def location(text: str) -> str:
-    """A location in its one form.
+    """A location in its one form: whatever scheme a program writes, one object has one location, so that
+    records, leases and caches know it again.
 
     Raises:
         InvalidInput: It is none.
@@ -62,8 +63,7 @@ def location(text: str) -> str:
     if _URL.match(text):
         text = _location_of_url(text)
     elif (scheme := _SCHEME.match(text)) is not None:
-        lower = scheme[0].lower()
-        text = _ONE_NAME.get(lower, lower) + text[scheme.end() :]
+        text = _one_scheme(scheme[0].lower(), text) + text[scheme.end() :]
         if _QUERY.search(text):
             raise InvalidInput(
                 f"'{shown(text)}' has a query, which only URLs of HTTP have; leave it out, and give what it "
@@ -84,6 +84,14 @@ def location(text: str) -> str:
             f"'{shown(text)}' has an empty part, or '.' or '..', which name no object", path=shown(text)
         )
     return "/".join([root, *parts])
+
+
+def _one_scheme(scheme: str, text: str) -> str:
+    """The scheme of all that mean the same. Azure's `abfs` and `abfss` may have the account in the location,
+    which `az` has not."""
+    if scheme.startswith("abfs"):
+        return "abfss" if "@" in text.partition("://")[2].partition("/")[0] else "az"
+    return _ONE_NAME.get(scheme, scheme)
 
 
 def shown(text: str) -> str:
@@ -365,9 +373,29 @@ class ObjectStorage(ObjectReader):
         """See `base.Storage`."""
         self.engine.copy(source, target)
 
-    def remove_file(self, path: str) -> None:
+    def remove_file(self, path: str, *, expected: Identity | None = None) -> None:
         """See `base.Storage`."""
+        if expected is None:
+            self.engine.remove(path)
+            return
+        try:
+            if self.removes_in_one_act(path):
+                self.engine.remove(path, unchanged=_version(expected))
+                return
+            present = self.status(path)
+            if present is None:
+                return
+            if present.identity != expected:
+                raise Conflict("it is another version")
+        except Conflict as error:
+            raise Conflict(
+                f"'{path}' was left alone: another file has taken its place; look at it again", path=path
+            ) from error
         self.engine.remove(path)
+
+    def removes_in_one_act(self, path: str) -> bool:
+        """See `base.Storage`."""
+        return self.is_listable and self.engine.removes_versions(path)
 
     def remove_tree(self, path: str) -> None:
         """See `base.Storage`."""

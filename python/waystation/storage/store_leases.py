@@ -6,8 +6,11 @@ version that has run out; the process renews it on the same condition. So one of
 other was faster.
 
 The marks of readers and collectors (`StoreLeases`, see `leases`) are such leases beneath the checkpoint. They
-rest on listings that have what was written before, as those of the stores are. Failure sequence: a reader, or
-a collector, is killed: its mark runs out, and whoever sees it then removes it.
+rest on listings that have what was written before, as those of the stores are. Failure sequence: a reader is
+killed: its mark runs out, and whoever sees it then removes it. A collector is killed: where the store removes
+nothing but the version that was judged, its mark ends with its process, if that was of this machine. A copy
+of this machine may hold the process of a mark that looks dead from here, and a request of a dead process may
+still be under way; neither can do more than remove what it has judged.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from typing import Any
 from waystation import _forks, _native, storage
 from waystation._errors import Conflict, NotFound, PermissionDenied, Unsupported, WaystationError
 from waystation.storage import names, object_store
-from waystation.storage.attempts import new_attempt_id, owner_record
+from waystation.storage.attempts import is_gone, new_attempt_id, owner_record
 from waystation.storage.leases import CONDEMNED, LEASE, is_mark
 from waystation.storage.signs_of_life import EXPIRES_S, Heartbeat
 
@@ -35,17 +38,24 @@ _LIMIT_BYTES = 64 << 10
 _MOST_STORES = 64
 _IN_A_STORE = "s3://leases"
 _TAKEN_FOR_DEAD = b'{"is_condemned": true}'
+_ENDS_WITH_PROCESS = "ends_with_process"
 
 
 class Lease:
-    """That of this process on what the directory stands for, such as an attempt."""
+    """That of this process on what the directory stands for, such as an attempt.
 
-    def __init__(self, directory: str) -> None:
+    Args:
+        directory: The directory; its name ends with the id of an attempt of this process.
+        ends_with_process: Whether it is over as soon as this process is: nothing that a request of it may
+            still do after its death does harm.
+    """
+
+    def __init__(self, directory: str, *, ends_with_process: bool = False) -> None:
         self._owner = _forks.Owner()
         self._path = os.path.join(directory, names.OWNER)
         # The thread that renews it knows no options.
         self._store = object_store.of(directory).engine
-        self._record = owner_record()
+        self._record = owner_record() | ({_ENDS_WITH_PROCESS: True} if ends_with_process else {})
         self._renewals = 0
         self._is_removed = False
         self._renewed_s = _now_s()
@@ -151,13 +161,27 @@ def end_if_dead(directory: str) -> bool:
         return True
     if content == _TAKEN_FOR_DEAD:
         return True
-    if not has_run_out(directory, version[1]):
+    if not _has_ended_with_process(directory, content) and not has_run_out(directory, version[1]):
         return False
     try:
         store.put(path, _TAKEN_FOR_DEAD, unchanged=version)
     except (Conflict, NotFound):
         return False
     return True
+
+
+def _has_ended_with_process(directory: str, content: bytes) -> bool:
+    _, _, attempt_id = os.path.basename(directory).rpartition(CONDEMNED)
+    return _decoded(content).get(_ENDS_WITH_PROCESS) is True and is_gone(attempt_id)
+
+
+def _decoded(content: bytes) -> dict[str, Any]:
+    """What a lease says of its owner; nothing where it is damaged."""
+    try:
+        owner = json.loads(content)
+    except ValueError:
+        return {}
+    return owner if isinstance(owner, dict) else {}
 
 
 def has_run_out(directory: str, renewed_ns: int) -> bool:
@@ -205,10 +229,22 @@ class StoreLeases:
             yield not self._is_marked(name, LEASE, names.ATTEMPT_INFIX)
 
     @contextlib.contextmanager
+    def without_saves(self, name: str) -> Iterator[bool]:
+        """Condemns a checkpoint whoever reads it.
+
+        Yields:
+            False while a save to its path is under way that may not have seen the mark.
+        """
+        with self._marked(name, CONDEMNED):
+            yield not self._is_marked(name, names.ATTEMPT_INFIX)
+
+    @contextlib.contextmanager
     def _marked(self, name: str, kind: str) -> Iterator[None]:
         """Has a mark at a checkpoint within the block, if this process may write there."""
+        directory = os.path.join(self._root, name, f"{kind}{new_attempt_id()}")
         try:
-            mark = Lease(os.path.join(self._root, name, f"{kind}{new_attempt_id()}"))
+            is_harmless = kind == CONDEMNED and object_store.of(directory).removes_in_one_act(directory)
+            mark = Lease(directory, ends_with_process=is_harmless)
         except (PermissionDenied, Unsupported):  # how readers of others' checkpoints live
             yield
             return
@@ -256,8 +292,4 @@ def read_lease(directory: str) -> tuple[dict[str, Any], int] | None:
         return None
     if content == _TAKEN_FOR_DEAD:
         return None
-    try:
-        owner = json.loads(content)
-    except ValueError:
-        owner = {}
-    return (owner if isinstance(owner, dict) else {}), version[1]
+    return _decoded(content), version[1]

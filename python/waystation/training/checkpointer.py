@@ -102,7 +102,7 @@ class Checkpointer(ReadingCheckpointer):
             its own policy says, and loads prefer a newer version there. Its failures are warnings.
         reuse_unchanged: Do not write arrays again that are equal to those of the newest committed checkpoint:
             the new one shares its data files, if enough of them is unchanged, as with `unchanged_from` of
-            `save`.
+            `save`. So do the steps of a remote in an object store.
         remote: A `Remote` below the directory, to which steps are copied in the background. Loads take from
             there what the directory does not have whole. Its failures are warnings, until `wait` or `close`.
         removed_to: A directory in that of the sequence, to which steps are moved instead of being removed.
@@ -152,7 +152,9 @@ class Checkpointer(ReadingCheckpointer):
         collector = Collector(place, policy)
         self._saver = Saver(place, collector, costs, reuse_unchanged=reuse_unchanged)
         if remote is not None:
-            self._remote = OpenRemote(remote, place, root_of(remote.directory))
+            self._remote = OpenRemote(
+                remote, place, root_of(remote.directory), reuse_unchanged=reuse_unchanged
+            )
             self._restorer.remote = self._remote.place
             # Not by way of this object: in a circle it would keep what its tiers have mapped.
             self._saver.on_committed = self._remote.committed

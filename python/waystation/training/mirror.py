@@ -6,7 +6,8 @@ goes on. Nothing at the destination is removed or replaced unless that is asked 
 
 What can go wrong with one checkpoint does not keep others from being copied: it is damaged, or it is removed
 meanwhile, or another writer is faster, or something else is in its place at the destination, or nothing there
-can have its name. Anything else ends the mirror; what it has copied stays. Where the source has gone by the
+can have its name. One that this process may not read is told by an error, once all others are there. Anything
+else ends the mirror; what it has copied stays. Where the source has gone by the
 end, because it was unmounted for instance, nothing is removed: what cannot be seen is not what was removed.
 
 A symbolic link to a checkpoint of the same directory, such as `latest`, is passed over: as a copy it would be
@@ -15,10 +16,12 @@ the same bytes once more, in a store without links, and one that nobody keeps up
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from waystation import storage
 from waystation._arguments import require_function
@@ -27,6 +30,7 @@ from waystation._errors import (
     Corrupt,
     InvalidInput,
     NotFound,
+    PermissionDenied,
     Unavailable,
     Unsupported,
     UnusablePath,
@@ -51,6 +55,9 @@ from waystation.training import root_metadata, upload_record
 from waystation.transfers.handle import Progress
 
 _log = logging.getLogger("waystation")
+
+# That an error names.
+_MOST_NAMES = 20
 
 OnCheckpoint = Callable[[str], Callable[[int, int], None]]
 
@@ -100,6 +107,7 @@ def mirror(
             records. Data are not read, so damage of data is neither found nor repaired.
         delete: Remove checkpoints at the destination whose names the source has not had since the mirror
             began, once all others have been copied. Those that somebody reads stay.
+            Nothing is removed where something could not be read.
         bytes_per_second: How much to read in a second at most, on average; None for no bound.
         on_checkpoint: Called with the name of each checkpoint before it is copied; returns what is called
             with `(bytes done, bytes in all)` meanwhile.
@@ -111,6 +119,8 @@ def mirror(
         NotFound: There is no directory at `source`.
         InvalidInput: There are no checkpoints there, and `delete` would remove all of those at the
             destination; or a path cannot be one, or both are the same directory.
+        PermissionDenied: This process may not read some of the checkpoints, which the message names; all
+            others were copied. Or it may not write to `destination`.
         Unavailable: Something cannot be reached, or the source has gone meanwhile, so that nothing was
             removed; call again, and the mirror goes on.
     """
@@ -122,13 +132,21 @@ def mirror(
     require_not_http(target)
     if storage.is_same_directory(origin, target):
         raise InvalidInput(f"'{origin}' cannot be a mirror of itself; give another path", path=origin)
-    if is_checkpoint(origin):
+    if _is_checkpoint_itself(origin):
         raise InvalidInput(
             f"'{origin}' is a checkpoint itself; copy it by waystation.copy, or 'waystation cp'", path=origin
         )
     with Bandwidth(bytes_per_second) as bandwidth:
         opened = _opened(origin)
         return _Mirror(opened, target, bandwidth, on_checkpoint, overwrite=overwrite).run(delete=delete)
+
+
+def _is_checkpoint_itself(origin: str) -> bool:
+    """Whether the source is a checkpoint; one in it that may not be looked at does not make it one."""
+    try:
+        return is_checkpoint(origin)
+    except PermissionDenied:
+        return False  # whoever opens it is told, if it is about the source itself
 
 
 def _opened(origin: str) -> storage.Root:
@@ -162,6 +180,7 @@ class _Mirror:
         self._on_checkpoint = on_checkpoint
         self._overwrite = overwrite
         self._done = MirrorStatistics(target)
+        self._denied: dict[str, PermissionDenied] = {}  # by the names of what was not copied
 
     def run(self, *, delete: bool) -> MirrorStatistics:
         found = _checkpoints_in(self._origin)
@@ -172,24 +191,59 @@ class _Mirror:
                 path=self._origin,
             )
         storage.make_directory(self._target, parents=True)
-        custom_metadata = root_metadata.read(self._origin)
-        if custom_metadata:
-            root_metadata.write_once(self._target, custom_metadata)
-        sequence = upload_record.read_id(self._origin)
-        if sequence is not None:  # so that what is copied back finds its remote again
-            upload_record.write_id_once(self._target, sequence)
+        self._copy_metadata()
         links = _links_within(self._origin)
         for name, record in _newest_first(found):
             if name in links:
                 _log.info("'%s' is a link to another checkpoint there, and was not copied", name)
             else:
                 self._mirror(name, record)
+        if self._denied:
+            self._raise_denied()
         if delete:
             self._delete(found.keys())
         return self._done
 
+    def _copy_metadata(self) -> None:
+        with self._noting_denials(root_metadata.DIRECTORY):
+            custom_metadata = root_metadata.read(self._origin)
+            if custom_metadata:
+                root_metadata.write_once(self._target, custom_metadata)
+        with self._noting_denials(upload_record.SEQUENCE):
+            sequence = upload_record.read_id(self._origin)
+            if sequence is not None:  # so that what is copied back finds its remote again
+                upload_record.write_id_once(self._target, sequence)
+
+    @contextlib.contextmanager
+    def _noting_denials(self, name: str) -> Iterator[None]:
+        """Notes that something may not be read, or that on a disk something may not be written to that has
+        its place. If nothing may be written to the destination, that ends the mirror."""
+        try:
+            yield
+        except PermissionDenied as error:
+            places = [self._origin] if storage.is_in_store(self._target) else [self._origin, self._target]
+            path = str(error.context.get("path"))
+            if not any(_is_at(path, os.path.join(place, name)) for place in places):
+                raise
+            self._denied[name] = error
+
+    def _raise_denied(self) -> NoReturn:
+        names_shown = sorted(self._denied, key=natural_order)
+        first = self._denied[names_shown[0]]
+        more = len(names_shown) - _MOST_NAMES
+        shown = ", ".join(f"'{name}'" for name in names_shown[:_MOST_NAMES])
+        raise PermissionDenied(
+            f"{shown}{f' and {more} more' if more > 0 else ''} in '{self._origin}' could not be copied to "
+            f"'{self._target}', though all else is there: {first.message}. Nothing was removed. Call again "
+            "as a user who may read all of it",
+            path=self._origin,
+        ) from first
+
     def _mirror(self, name: str, record: CheckpointRecord | WaystationError | None) -> None:
         """Copies one checkpoint, if that is not there."""
+        if isinstance(record, PermissionDenied):
+            self._denied[name] = record
+            return
         if isinstance(record, WaystationError):
             self._done.damaged[name] = record.message
             return
@@ -198,7 +252,8 @@ class _Mirror:
             return
         try:
             target = storage.located(os.path.join(self._target, name))  # or nobody could load it from there
-            self._copy_unless_there(name, os.path.join(self._origin, name), target)
+            with self._noting_denials(name):
+                self._copy_unless_there(name, os.path.join(self._origin, name), target)
         except (Corrupt, InvalidInput, UnusablePath) as error:
             self._done.damaged[name] = str(error)
         except NotFound:
@@ -237,8 +292,9 @@ class _Mirror:
         """
         leases = StoreLeases(self._target) if storage.is_in_store(self._target) else Leases(self._target)
         present = {*listed, *self._present()}
-        for name in sorted(_checkpoints_in(self._target), key=natural_order):
-            if name not in present:
+        found = _checkpoints_in(self._target)
+        for name in sorted(found, key=natural_order):
+            if name not in present and not isinstance(found[name], PermissionDenied):
                 with leases.condemned(name) as may_go:
                     if may_go:
                         commit.withdraw(os.path.join(self._target, name), new_attempt_id())
@@ -261,6 +317,11 @@ class _Mirror:
         return found.keys()
 
 
+def _is_at(path: str, place: str) -> bool:
+    """Whether a path is a place, or lies beneath it."""
+    return path == place or path.startswith(os.path.join(place, ""))
+
+
 def _links_within(directory: str) -> set[str]:
     """The links in a directory that lead to something beside them."""
     return {
@@ -273,18 +334,21 @@ def _links_within(directory: str) -> set[str]:
 
 def _checkpoints_in(directory: str) -> dict[str, CheckpointRecord | WaystationError | None]:
     """The checkpoints in a directory by name, each with its record, or what is wrong with that; None for
-    those of Orbax."""
+    those of Orbax. What this process may not look at may be one."""
 
     def look(name: str) -> tuple[str, CheckpointRecord | WaystationError | None] | None:
         path = os.path.join(directory, name)
-        layout = layout_at(path)
+        try:
+            layout = layout_at(path)
+        except PermissionDenied as error:
+            return name, error
         if layout is None:
             return None
         if layout == "orbax":
             return name, None
         try:
             return name, commit.read_record(path)
-        except (Corrupt, Unsupported) as error:
+        except (Corrupt, Unsupported, PermissionDenied) as error:
             return name, error
         except NotFound:
             return None
@@ -342,13 +406,14 @@ def _same(first: str, second: str, own: tuple[str, Digest], other: tuple[str, Di
 
 
 def _tables(checkpoint: str, directory: str, own: CheckpointableRecord) -> dict[str, Digest]:
-    """The digests of the tables of a state, as those of a copy are that has all its files."""
-    if not own.places:
-        return own.tables
-    path = os.path.join(checkpoint, directory, names.FILE_TABLE)
-    (content,) = read_vouched({path: own.tables[names.FILE_TABLE]})
-    alone, _ = on_its_own(own, content)
-    return alone.tables
+    """The digests of the tables of a state, as those of a copy are that has all its files. The index follows
+    from them, where there is one."""
+    found = own.tables
+    if own.places:
+        path = os.path.join(checkpoint, directory, names.FILE_TABLE)
+        (content,) = read_vouched({path: own.tables[names.FILE_TABLE]})
+        found = on_its_own(own, content)[0].tables
+    return {name: digest for name, digest in found.items() if name != names.INDEX}
 
 
 def _record(checkpoint: str, entry: tuple[str, Digest]) -> CheckpointableRecord:

@@ -41,7 +41,7 @@ from waystation._errors import (
 from waystation._options import Options
 from waystation.checkpoint.copy import Copying, CopyStatistics
 from waystation.checkpoint.paths import is_checkpoint, layout_at
-from waystation.layouts.native import commit
+from waystation.layouts.native import commit, names, records
 from waystation.storage.attempts import new_attempt_id
 from waystation.storage.bandwidth import Bandwidth
 from waystation.training.catalogue import Info, Listing, described
@@ -106,7 +106,8 @@ class RemoteStatistics:
 
     Attributes:
         uploads: Steps that were uploaded.
-        uploaded_bytes: Bytes of their files, but for those that an earlier upload had put there.
+        uploaded_bytes: Bytes of their files, but for those that an earlier upload had put there, for this
+            step or for one that it shares them with.
         failures: How often an upload has failed.
         last_failure: Why the last one that failed did so; None if none has.
         waiting: The steps that are to be uploaded, the one that is being uploaded among them.
@@ -140,6 +141,11 @@ class _Upload:
     has_ended: threading.Event = field(default_factory=threading.Event)
 
 
+def _time(info: Info) -> int:
+    """When a checkpoint was committed; 0 where that is not known."""
+    return info.commit_timestamp_nsecs or 0
+
+
 class OpenRemote:
     """The remote of one `Checkpointer`.
 
@@ -147,12 +153,14 @@ class OpenRemote:
         remote: What the program has asked for.
         local: The directory that steps are uploaded from.
         root: Where they go.
+        reuse_unchanged: Whether a step refers to data files of others there that hold the same, in a store.
 
     Attributes:
         place: Where they go; its catalogue is what is known to be there.
     """
 
-    def __init__(self, remote: Remote, local: Place, root: str) -> None:
+    def __init__(self, remote: Remote, local: Place, root: str, *, reuse_unchanged: bool = False) -> None:
+        self._reuse_unchanged = reuse_unchanged and storage.is_in_store(root)
         self.place = Place(root, local.name_format, local.context)
         self._remote = remote
         self._local = local
@@ -435,9 +443,8 @@ class OpenRemote:
         is_there = is_checkpoint(target)
         is_done = is_there and same(source, target)
         if not is_done:
-            if is_there:
-                self._require_replaceable(upload.step, source, target)
-            self._copy(upload, source, target, overwrite=is_there)
+            judged = self._require_replaceable(upload.step, source, target) if is_there else None
+            self._copy(upload, source, target, judged)
         there = described(self._there(upload))
         committed_ns = there.commit_timestamp_nsecs
         if is_done and committed_ns is not None and self._is_begun(upload.name, committed_ns):
@@ -490,14 +497,29 @@ class OpenRemote:
         ]
         return sorted(found, key=self._age)
 
-    def _age(self, info: Info) -> tuple[int, int]:
+    def _age(self, info: Info) -> tuple[int, int, int]:
         """By what checkpoints are sorted by age. What this program has saved itself is younger than all else,
-        whatever the clock says: it may have been put back."""
-        return self._saved.get(info.step, -1), info.commit_timestamp_nsecs or 0
+        whatever the clock says: it may have been put back. Of all else the record has the order."""
+        saved = self._saved.get(info.step)
+        return (3, saved, 0) if saved is not None else (*self._record.age(info.step, _time(info)), 0)
 
-    def _require_replaceable(self, step: int, source: str, target: str) -> None:
+    def _order(self) -> list[tuple[int, int]]:
+        """The steps that are known, with their times of commit, the youngest last."""
+        here = self._local.catalogue.committed()
+        for info in here:
+            if info.commit_timestamp_nsecs is None:
+                with contextlib.suppress(WaystationError):  # it is damaged, or has gone
+                    self._local.catalogue.describe([described(info)])
+        known = [*self._ours(self.place.catalogue.committed()), *self._local.catalogue.committed()]
+        steps = {(info.step, _time(info)): self._age(info) for info in known if _time(info)}
+        return sorted(steps, key=lambda entry: steps[entry])
+
+    def _require_replaceable(self, step: int, source: str, target: str) -> storage.Identity:
         """Refuses to replace what is in the place of a step there, unless this sequence has uploaded it: from
         this directory, or the program has asked for that.
+
+        Returns:
+            The version of it that was judged, which alone is to be replaced.
 
         Raises:
             Conflict: It has not.
@@ -513,38 +535,57 @@ class OpenRemote:
                 f"than '{source}', so it is left alone; save the step with overwrite=True to replace it",
                 path=target,
             )
-        if not self._is_ours_at(target):
+        judged = self._version_of_ours(target)
+        if judged is None:
             raise Conflict(
                 f"'{target}' is another checkpoint than '{source}', and was not uploaded by this sequence, "
                 "so it is left alone; remove it, or give another remote",
                 path=target,
             )
+        return judged
 
-    def _is_ours_at(self, target: str) -> bool:
-        name = os.path.basename(target)
+    def _version_of_ours(self, target: str) -> storage.Identity | None:
+        """The version of the checkpoint at a path there, if this sequence has uploaded it."""
+        name, path = os.path.basename(target), os.path.join(target, names.RECORD)
         try:
-            return self._record.has(name, commit.read_record(target).created_ns)
+            content, version = storage.read_version(path, limit_bytes=records.RECORD_LIMIT_BYTES)
+        except NotFound:  # of Orbax's layouts
+            return None
+        try:
+            created_ns = records.CheckpointRecord.decode(content, path).created_ns
         except Corrupt:
-            return self._record.has(name)
-        except (NotFound, Unsupported):  # of Orbax's layouts, or of a newer version
-            return False
+            return version if self._record.has(name) else None
+        except Unsupported:  # of a newer version
+            return None
+        return version if self._record.has(name, created_ns) else None
 
-    def _copy(self, upload: _Upload, source: str, target: str, *, overwrite: bool) -> None:
+    def _copy(self, upload: _Upload, source: str, target: str, judged: storage.Identity | None) -> None:
+        """Copies a step, to where nothing is, or in the place of the version that was judged."""
         replaced_ns = None
-        if overwrite:
+        if judged is not None:
             with contextlib.suppress(Corrupt, NotFound, Unsupported):
                 replaced_ns = commit.read_record(target).created_ns
         self._write_down(upload.name, commit.read_record(source).created_ns, replaced_ns)
         with Bandwidth(self._remote.bytes_per_second) as bandwidth:
             copying = Copying(bandwidth, upload.progress, lambda _done, _total: None, may_go_on=False)
-            self._count(copying.run(source, target, overwrite=overwrite))
+            beside = self._beside(upload.name)
+            is_there = judged is not None
+            self._count(copying.run(source, target, overwrite=is_there, replaces=judged, beside=beside))
         # It may have been saved again before it was read.
         self._write_down(upload.name, commit.read_record(target).created_ns)
 
+    def _beside(self, name: str) -> str | None:
+        """The youngest other step there, to whose files a step may refer."""
+        if not self._reuse_unchanged:
+            return None
+        others = self._ours(found for found in self.place.catalogue.committed() if found.path.name != name)
+        return os.fspath(others[-1].path) if others else None
+
     def _write_down(self, name: str, committed_ns: int, replaced_ns: int | None = None) -> None:
         with self._changing:
+            order = self._order()
             present = self._local.catalogue.committed()
-            self._record.begin(name, committed_ns, present, replaced_ns=replaced_ns)
+            self._record.begin(name, committed_ns, present, replaced_ns=replaced_ns, order=order)
 
     def _is_wanted(self, info: Info) -> bool:
         """Whether the policy would keep a step."""
@@ -560,7 +601,10 @@ class OpenRemote:
             self._statistics = dataclasses.replace(
                 self._statistics,
                 uploads=self._statistics.uploads + 1,
-                uploaded_bytes=self._statistics.uploaded_bytes + done.nbytes - done.found_bytes,
+                uploaded_bytes=self._statistics.uploaded_bytes
+                + done.nbytes
+                - done.found_bytes
+                - done.shared_bytes,
             )
 
     def tell(self) -> None:
@@ -632,7 +676,7 @@ class OpenRemote:
             upload.is_withdrawn = True
         upload.progress.cancel()
         upload.has_ended.wait()
-        if upload.name and self._is_ours_at(self._target(upload.name)):
+        if upload.name and self._version_of_ours(self._target(upload.name)) is not None:
             self.place.catalogue.commit(self._there(upload))
 
     def wait(self, options: Options, *, is_last: bool = False, together: bool = True) -> None:

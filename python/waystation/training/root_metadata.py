@@ -17,6 +17,7 @@ from waystation.layouts.orbax import names
 from waystation.layouts.orbax.json_files import parse_object
 from waystation.storage.attempts import new_attempt_id
 
+DIRECTORY = names.ROOT_METADATA_DIRECTORY
 _LEGACY_NAME = "metadata"  # of the file, in what Orbax wrote long ago
 _LIMIT_BYTES = 256 << 20
 _KNOWN = ("internal_metadata", "custom_metadata")

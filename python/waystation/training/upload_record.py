@@ -35,7 +35,7 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +56,28 @@ _KEPT_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
+class _Order:
+    """Steps in the order of their saves.
+
+    Attributes:
+        places: Of each step and its time of commit, from the oldest on.
+        greatest_step: The greatest of the steps.
+        last_ns: The last of the times.
+    """
+
+    places: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    greatest_step: int = -1
+    last_ns: int = -1
+
+    @classmethod
+    def of(cls, entries: Iterable[tuple[int, int]]) -> _Order:
+        """The order of these, the oldest first."""
+        places = {entry: place for place, entry in enumerate(entries)}
+        greatest_step = max((step for step, _ in places), default=-1)
+        return cls(places, greatest_step, max((time for _, time in places), default=-1))
+
+
+@dataclass(frozen=True, slots=True)
 class _Uploads:
     """The record of a remote.
 
@@ -69,6 +91,8 @@ class _Uploads:
         uploaders: The id of the directory that has uploaded each step.
         tokens: Of the last change that was made from each directory, by the id of that, if it has uploaded
             any of the steps.
+        order: The steps that were known at the last change, each with its time of commit, in the order in
+            which they were saved, whatever the clock said.
     """
 
     sequence: str
@@ -78,10 +102,12 @@ class _Uploads:
     owner_name: str = ""
     uploaders: Mapping[str, str] = field(default_factory=dict)
     tokens: Mapping[str, str] = field(default_factory=dict)
+    order: _Order = field(default_factory=_Order)
 
     def encode(self) -> bytes:
         """The bytes of the file; a nonce tells it from one of the same content."""
-        body = {"format_version": _VERSION, **dataclasses.asdict(self), "nonce": secrets.token_hex(8)}
+        own = {**dataclasses.asdict(self), "order": [*self.order.places]}
+        body = {"format_version": _VERSION, **own, "nonce": secrets.token_hex(8)}
         return json.dumps(body, indent=1).encode()
 
     @classmethod
@@ -94,9 +120,10 @@ class _Uploads:
             tokens = {str(directory): str(token) for directory, token in body.get("tokens", {}).items()}
             owner, owner_name = str(body["owner"]), str(body["owner_name"])
             sequence, origin = str(body["sequence"]), str(body["origin"])
+            order = _Order.of((int(step), int(time)) for step, time in body.get("order", []))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise _malformed(path) from error
-        return cls(sequence, origin, steps, owner, owner_name, uploaders, tokens)
+        return cls(sequence, origin, steps, owner, owner_name, uploaders, tokens, order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +215,24 @@ class UploadRecord:
         times = () if self._uploads is None else self._uploads.steps.get(name, ())
         return bool(times) if committed_ns is None else committed_ns in times
 
+    def age(self, step: int, committed_ns: int) -> tuple[int, int]:
+        """By what steps that no program has saved since are sorted by age.
+
+        Those of which the record has the order are in that order. What it lacks was saved after it, by a
+        program that was killed before it could write that down, if its number or its time is greater than
+        all of them; else somebody has put it there, and it counts as the oldest. Among those of a kind the
+        time decides.
+
+        Args:
+            step: The step.
+            committed_ns: When it was committed.
+        """
+        order = _Order() if self._uploads is None else self._uploads.order
+        if (step, committed_ns) in order.places:
+            return 1, order.places[step, committed_ns]
+        is_after = step > order.greatest_step or committed_ns > order.last_ns
+        return (2 if is_after else 0), committed_ns
+
     def is_of_another_directory(self, name: str) -> bool:
         """Whether another directory of the sequence has uploaded a checkpoint."""
         uploads = self._uploads
@@ -238,7 +283,13 @@ class UploadRecord:
             )
 
     def begin(
-        self, name: str, committed_ns: int, present: Collection[Info], *, replaced_ns: int | None = None
+        self,
+        name: str,
+        committed_ns: int,
+        present: Collection[Info],
+        *,
+        replaced_ns: int | None = None,
+        order: Sequence[tuple[int, int]] = (),
     ) -> None:
         """Writes down that a step is uploaded, before that begins.
 
@@ -247,6 +298,7 @@ class UploadRecord:
             committed_ns: When it was committed.
             present: The checkpoints of the directory.
             replaced_ns: When the one was committed that it is to replace; None if that is not known.
+            order: All steps that are known, with their times of commit, in the order of their saves.
 
         Raises:
             Conflict: The remote is that of another sequence.
@@ -262,6 +314,7 @@ class UploadRecord:
                 owner=directory,
                 owner_name=self._local_name,
                 uploaders={**uploads.uploaders, name: directory},
+                order=_Order.of(order),
             )
 
         self._gone.discard(name)

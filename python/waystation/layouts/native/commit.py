@@ -50,37 +50,53 @@ def publish_new(attempt: Attempt) -> None:
     _native.sync_paths(attempt.directories_to_sync())
 
 
-def publish_over(attempt: Attempt) -> None:
+def publish_over(attempt: Attempt, judged: storage.Identity | None = None) -> None:
     """Makes the attempt the checkpoint in place of the present one, which is whole until then.
 
     The attempt's directory holds afterwards what was replaced: see `remove_replaced`.
+
+    Args:
+        attempt: The attempt.
+        judged: The version of the record that may be replaced; by default whatever is there.
+
+    Raises:
+        Conflict: Another version is there.
     """
     try:
-        swap(attempt)
+        swap(attempt, judged)
     except Unsupported:
-        replace_in_place(attempt)
+        replace_in_place(attempt, judged)
 
 
-def swap(attempt: Attempt) -> None:
+def _require_version(target: str, judged: storage.Identity | None) -> None:
+    path = os.path.join(target, names.RECORD)
+    if judged is not None and not storage.is_version(path, judged):
+        raise in_store.replaced_meanwhile(target)
+
+
+def swap(attempt: Attempt, judged: storage.Identity | None = None) -> None:
     """Swaps the attempt and the checkpoint in its place in one act, and brings along the marks that others
     have put there.
 
     Raises:
+        Conflict: Another version is there than `judged`.
         Unsupported: The file system cannot do that.
     """
     with write_lock.held(attempt.target):
+        _require_version(attempt.target, judged)
         leases.carry(attempt.target, attempt.path)
         storage.renames(attempt.target).exchange(attempt.path, attempt.target)
         leases.carry(attempt.path, attempt.target)  # those that were put meanwhile
         _native.sync_paths(attempt.directories_to_sync())
 
 
-def replace_in_place(attempt: Attempt) -> None:
+def replace_in_place(attempt: Attempt, judged: storage.Identity | None = None) -> None:
     """`publish_over` for file systems that cannot swap names: the record's rename is the commit.
 
     What a process has moved that was killed, one that goes on with its attempt finds moved.
     """
     with write_lock.held(attempt.target):
+        _require_version(attempt.target, judged)
         generation, replaced, version = _present(attempt.target)
         prepared = read_record(attempt.path)
         record = dataclasses.replace(prepared, generation=generation + 1)

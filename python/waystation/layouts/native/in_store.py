@@ -38,6 +38,7 @@ from waystation.storage.leases import is_mark
 from waystation.storage.signs_of_life import EXPIRES_S
 from waystation.storage.store_leases import (
     Lease,
+    StoreLeases,
     end_if_dead,
     has_run_out,
     is_condemned,
@@ -47,8 +48,8 @@ from waystation.storage.store_leases import (
 
 _log = logging.getLogger("waystation")
 
-# How long a save waits for whoever removes what is there.
-_COLLECTED_WITHIN_S, _LOOK_AGAIN_S = 20.0, 0.1
+# How long a save waits for whoever removes what is there, and that one for saves, where it has to.
+_COLLECTED_WITHIN_S, _SAVED_WITHIN_S, _LOOK_AGAIN_S = 20.0, 5.0, 0.1
 
 
 class StoreAttempt:
@@ -61,6 +62,7 @@ class StoreAttempt:
         target: The path.
         overwrite: Whether it replaces the checkpoint that is there now.
         removes_dead: Whether it begins with the removal; else `remove_others` is for the caller to call.
+        judged: The version of the record that may be replaced; by default whatever is there.
 
     Attributes:
         target: The path.
@@ -69,11 +71,19 @@ class StoreAttempt:
         owners: The checkpoints beside it to whose data it may refer, with the directories of these.
 
     Raises:
+        Conflict: Another version is there than `judged`.
         PermissionDenied, Unavailable, NotFound: The store refuses it, cannot be reached, or has no such
             bucket.
     """
 
-    def __init__(self, target: str, *, overwrite: bool, removes_dead: bool = True) -> None:
+    def __init__(
+        self,
+        target: str,
+        *,
+        overwrite: bool,
+        removes_dead: bool = True,
+        judged: storage.Identity | None = None,
+    ) -> None:
         self.target = target
         self.id = new_attempt_id()
         self.path = os.path.join(target, storage.names.attempt("", self.id))
@@ -86,6 +96,8 @@ class StoreAttempt:
         def look() -> None:
             if overwrite:
                 self._replaced = _present(target)
+                if self._replaced is not None and judged not in (None, self._replaced.version):
+                    raise replaced_meanwhile(target)
 
         calls = [lambda: leases.append(Lease(self.path)), look]
         if removes_dead:
@@ -142,16 +154,10 @@ class StoreAttempt:
         Raises:
             Conflict: Another writer was faster, or has taken this one for dead.
         """
-        place, path = storage.of(self.target), os.path.join(self.target, names.RECORD)
         self._lease.renew_if_old()
         self._may_be_committed = True  # whatever ends the request, be it an interrupt
         try:
-            if self._replaced is None:
-                content = record.encode()
-                place.create(path, content, self.id)
-            else:
-                content = dataclasses.replace(record, generation=self._replaced.generation + 1).encode()
-                place.replace(path, content, self.id, expected=self._replaced.version)
+            content = self._put(record)
         except Conflict as error:
             self._may_be_committed = False
             raise Conflict(
@@ -166,6 +172,23 @@ class StoreAttempt:
             self._check_alive(content)
         with warned(f"what is not needed of '{self.target}' any more"):
             self._remove_replaced()
+
+    def _put(self, record: records.CheckpointRecord) -> bytes:
+        """Puts the record, in the place of the version that it replaces if that is there still."""
+        place, path = storage.of(self.target), os.path.join(self.target, names.RECORD)
+        if self._replaced is not None:
+            content = dataclasses.replace(record, generation=self._replaced.generation + 1).encode()
+            try:
+                place.replace(path, content, self.id, expected=self._replaced.version)
+            except Conflict:
+                if storage.is_there(path):
+                    raise
+                self._replaced = None  # a deletion was faster, which a save does not mind
+            else:
+                return content
+        content = record.encode()
+        place.create(path, content, self.id)
+        return content
 
     def _remove_replaced(self) -> None:
         """Gives up the lease, and removes what the commit has replaced, and what this attempt was the last to
@@ -190,7 +213,8 @@ class StoreAttempt:
             path = os.path.join(self.target, names.RECORD)
             present, version = storage.read_version(path, limit_bytes=records.RECORD_LIMIT_BYTES)
             if present == content and self._replaced is None:
-                storage.remove_file(path)
+                with contextlib.suppress(Conflict):  # another one has replaced it
+                    storage.remove_file(path, expected=version)
             elif present == content and self._replaced is not None:
                 storage.of(path).replace(path, self._replaced.content, self.id, expected=version)
             raise
@@ -273,19 +297,59 @@ def withdraw(target: str, *, created_ns: int | None = None) -> None:
 
     Args:
         target: The checkpoint.
-        created_ns: See `require_judged`. Between that and the removal another writer could put his own record
-            there, were it not that he gives way to whoever condemns a checkpoint (`StoreAttempt.write_last`).
+        created_ns: See `require_judged`; by default the version goes that is there now.
 
     Raises:
-        Conflict: Another version has taken its place.
+        Conflict: Another version has taken its place, and stays.
     """
     present = _present(target)
-    if created_ns is not None and present is not None:
-        require_judged(target, present.content, created_ns)
-    storage.remove_file(os.path.join(target, names.RECORD))
     if present is not None:
+        if created_ns is not None:
+            require_judged(target, present.content, created_ns)
+        _remove_record(target, present.version)
         references.remove(target, present.directories)
     remove_dead(target)
+
+
+def _remove_record(target: str, version: storage.Identity) -> None:
+    """Removes this version of a record, and no other one.
+
+    A store that compares and removes in two acts could be given another version between them. There a save
+    gives way to whoever condemns a checkpoint (`StoreAttempt.write_last`), and who removes one to saves that
+    may not have seen that.
+    """
+    path = os.path.join(target, names.RECORD)
+    if storage.of(path).removes_in_one_act(path):
+        _remove_version(target, version)
+        return
+    parent, name = os.path.split(target)
+    deadline = time.monotonic() + _SAVED_WITHIN_S
+    while True:
+        with StoreLeases(parent).without_saves(name) as may_go:
+            if may_go:
+                _remove_version(target, version)
+                return
+        if time.monotonic() > deadline:
+            raise Conflict(
+                f"another process saves to '{target}', and this store could remove what that commits; delete "
+                "it again once that has ended",
+                path=target,
+            )
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def _remove_version(target: str, version: storage.Identity) -> None:
+    try:
+        storage.remove_file(os.path.join(target, names.RECORD), expected=version)
+    except Conflict as error:
+        raise replaced_meanwhile(target) from error
+
+
+def replaced_meanwhile(target: str) -> Conflict:
+    """The error of whoever was to replace or remove a version that has gone."""
+    return Conflict(
+        f"'{target}' was replaced meanwhile, and what is there now was not judged; it stays", path=target
+    )
 
 
 def require_judged(target: str, record: bytes, created_ns: int) -> None:
@@ -302,10 +366,7 @@ def require_judged(target: str, record: bytes, created_ns: int) -> None:
     with contextlib.suppress(Corrupt, Unsupported):
         found = records.CheckpointRecord.decode(record, os.path.join(target, names.RECORD))
         if found.created_ns != created_ns:
-            raise Conflict(
-                f"'{target}' was replaced meanwhile, and what is there now was not judged; it stays",
-                path=target,
-            )
+            raise replaced_meanwhile(target)
 
 
 def withdraw_checkpointable(target: str, name: str, attempt_id: str) -> None:

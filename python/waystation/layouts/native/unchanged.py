@@ -116,6 +116,21 @@ class Earlier:
         )
         return False
 
+    def is_as_committed(self, source: str, nbytes: int, found: storage.Status | None) -> bool:
+        """Whether a file of it, or a further name of one, is what its record vouches for, as far as its
+        length and time tell.
+
+        Args:
+            source: The file, for the log.
+            nbytes: Its length, by the tables.
+            found: What is there.
+        """
+        is_whole = found is not None and found.kind == "file" and found.nbytes == nbytes
+        if found is not None and is_whole and found.identity.modified_ns <= self.committed_ns:
+            return True
+        _log.warning("'%s' is not as it was committed, so its arrays are written again", source)
+        return False
+
     def owners(self) -> Owners:
         """The checkpoints in a store that have its data, with the directories of these."""
         found: Owners = {}
@@ -375,13 +390,8 @@ class _Files:
                 self.drop([number])
 
     def _is_as_committed(self, number: int, found: storage.Status | None, earlier: Earlier) -> bool:
-        expected = int(self.entries["file_bytes"][number])
-        is_whole = found is not None and found.kind == "file" and found.nbytes == expected
-        if found is not None and is_whole and found.identity.modified_ns <= earlier.committed_ns:
-            return True
         (source,) = self.opened.paths([number])
-        _log.warning("'%s' is not as it was committed, so its arrays are written again", source)
-        return False
+        return earlier.is_as_committed(source, int(self.entries["file_bytes"][number]), found)
 
     def drop(self, numbers: Sequence[int]) -> None:
         """Takes their names from some again; references to them go by `settle`."""
