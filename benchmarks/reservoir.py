@@ -82,7 +82,7 @@ class Reservoir:
         self._ahead_bytes = ahead_bytes
         self._limit = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // MOST_OF_THE_MACHINE
         self._listener = socket.socket(socket.AF_UNIX)
-        self._user: socket.socket | None = None
+        self._users: dict[socket.socket, int] = {}
         self._thread = threading.Thread(target=self._serve, name="reservoir", daemon=True)
 
     def __enter__(self) -> Reservoir:
@@ -98,41 +98,51 @@ class Reservoir:
     ) -> None:
         end_use()
         del os.environ[VARIABLE]
-        for connection in (self._listener, self._user):
-            with contextlib.suppress(OSError):  # it has no other end any more
-                if connection is not None:
-                    connection.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
-        self._listener.close()
+        for connection in (self._listener, *self._users):
+            connection.close()
 
     def _serve(self) -> None:
-        held = Held(0)
-        while True:
-            try:
-                user, _ = self._listener.accept()
-            except OSError:
-                return
-            self._user = user
-            with user, contextlib.suppress(OSError):
-                request = user.recv(_REQUEST.size, socket.MSG_WAITALL)
-                if len(request) < _REQUEST.size:
-                    continue
-                nbytes = min(_REQUEST.unpack(request)[0], self._limit)
-                if held.nbytes < nbytes:
-                    held.close()
-                    held = Held(nbytes)
-                self._give(held, user)
-                held.close()
-                held = Held(nbytes)
-
-    def _give(self, held: Held, user: socket.socket) -> None:
-        """Keeps as much free as there is now, and what is given ahead, until the user has ended."""
-        held.give(self._ahead_bytes)
+        held, most = Held(0), 0
         free = _free_bytes()
-        user.sendall(b"\0")
-        while held.nbytes and not select.select([user], [], [], LOOK_EVERY_S)[0]:
-            held.give(free - _free_bytes())
-        user.recv(1)
+        while True:
+            wait_s = LOOK_EVERY_S if self._users and held.nbytes else None
+            ready = select.select([self._listener, *self._users], [], [], wait_s)[0]
+            held.give(free - _free_bytes() if self._users else 0)
+            for user in self._users.keys() & set(ready):
+                del self._users[user]
+                user.close()
+            if self._listener in ready:
+                try:
+                    user, _ = self._listener.accept()
+                except OSError:
+                    held.close()
+                    return
+                most = self._admit(user)
+                if held.nbytes < most:
+                    held.close()
+                    held = Held(most)
+                held.give(self._ahead_bytes)
+                free = _free_bytes()
+                with contextlib.suppress(OSError):  # it has ended, which the next look shows
+                    user.sendall(b"\0")
+            elif not self._users and held.nbytes < most:
+                held.close()
+                held = Held(most)
+
+    def _admit(self, user: socket.socket) -> int:
+        """Notes what a user asks for; the processes of one run ask one after another.
+
+        Returns:
+            How much all users need together, as far as the machine has it.
+        """
+        request = b""
+        with contextlib.suppress(OSError):
+            request = user.recv(_REQUEST.size, socket.MSG_WAITALL)
+        self._users[user] = _REQUEST.unpack(request)[0] if len(request) == _REQUEST.size else 0
+        return min(sum(self._users.values()), self._limit)
 
 
 def _free_bytes() -> int:

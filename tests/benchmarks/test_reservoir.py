@@ -91,3 +91,15 @@ def test_a_session_ends_while_somebody_uses_it() -> None:
             process.stdout.readline()
         process.kill()
     use(NBYTES)  # there is none
+
+
+def test_the_processes_of_one_run_use_it_together() -> None:
+    with Reservoir():
+        before = resident_bytes()
+        with user() as one, user() as other:
+            for process in (one, other):
+                assert process.stdout is not None
+                assert process.stdout.readline() == b"mine\n", "neither waits for the other's end"
+            one.kill()
+            other.kill()
+        wait_until(lambda: resident_bytes() > before + NBYTES)
