@@ -3,12 +3,14 @@
 A whole array stored as one chunk is one fixed record; these are the many, so they are made in one
 vectorised step. Every other box becomes one record per chunk that it meets: first the chunks of all boxes are
 found, then their places, so that tables that are read page by page are read in few calls. What boxes take of
-chunks is a row of a matrix for each number of axes. A box that meets many chunks adds its rows at once.
+chunks is a row of a matrix for each number of axes. Boxes of arrays in regular grids, which a load over other
+devices has by the thousand, are cut in one vectorised step too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -47,48 +49,71 @@ class MissingBox(InvalidInput):
     box: Box = ((), ())
 
 
+_GRIDS = (tables.REGULAR, tables.RUNS)
+# More than a table of 64-bit places can list.
+_MOST_CHUNKS = 1 << 62
 # From so many chunks on it is quicker to find them, and what a box takes of them, at once.
 _MANY_CHUNKS = 8
-# The first columns of a row: its place among all, the array, the number of the chunk, the bytes of an item,
-# and where the box goes. Then come, with an entry for each axis: offset and shape of the chunk, offset and
-# shape of what the box takes of it, offset of the box, and its strides in bytes.
+# The first columns of a row: the place of its box among all, the array, the number of the chunk, the bytes of
+# an item, and where the box goes. Then come, with an entry for each axis: offset and shape of the chunk, and
+# those of what the box takes of it, the offset of the box, and its strides in bytes.
 _PLAIN_COLUMNS = 5
+
+
+# The first columns of a row of a box: its place among all, the array, the bytes of an item, and where it
+# goes. Then come its offset and shape, with an entry for each axis.
+_BOX_COLUMNS = 4
 
 
 class _Pieces:
     """What boxes take of chunks, row by row."""
 
     def __init__(self) -> None:
-        self.count = 0
         self._single: dict[int, list[int]] = {}  # by the number of axes, rows one after another
         self._blocks: dict[int, list[NDArray[np.int64]]] = {}
 
-    def add(self, array: int, item_bytes: int, box: Box, address: int, found: _Found) -> None:
+    def add(self, position: int, array: int, item_bytes: int, box: Box, address: int, found: _Found) -> None:
         """Adds what one box takes."""
         ndim = len(box[0])
         strides = grid.contiguous_strides(box[1], item_bytes)
-        single = self._single.setdefault(ndim, [])
         if isinstance(found, list):
+            single = self._single.setdefault(ndim, [])
             for number, chunk, common in found:
-                single += (self.count, array, number, item_bytes, address)
+                single += (position, array, number, item_bytes, address)
                 single += (*chunk[0], *chunk[1], *common[0], *common[1], *box[0], *strides)
-                self.count += 1
             return
         numbers, chunks, commons = found
         rows = np.empty((len(numbers), _PLAIN_COLUMNS + 6 * ndim), np.int64)
-        rows[:, 0] = np.arange(self.count, self.count + len(numbers))
-        rows[:, 1], rows[:, 2], rows[:, 3], rows[:, 4] = array, numbers, item_bytes, address
-        of_axes = rows[:, _PLAIN_COLUMNS:].reshape(len(numbers), 6, ndim)
+        rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3], rows[:, 4] = (
+            position,
+            array,
+            numbers,
+            item_bytes,
+            address,
+        )
+        of_axes = _of_axes(rows, ndim)
         of_axes[:, 0:2], of_axes[:, 2:4] = chunks, commons
         of_axes[:, 4], of_axes[:, 5] = box[0], strides
-        self._blocks.setdefault(ndim, []).append(rows)
-        self.count += len(numbers)
+        self.add_rows(ndim, rows)
 
-    def by_axes(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """The numbers of axes, each with its rows."""
-        for ndim, single in self._single.items():
-            rows = np.array(single, np.int64).reshape(-1, _PLAIN_COLUMNS + 6 * ndim)
-            yield ndim, np.concatenate([rows, *self._blocks.get(ndim, ())])
+    def add_rows(self, ndim: int, rows: NDArray[np.int64]) -> None:
+        """Adds rows as they are."""
+        self._blocks.setdefault(ndim, []).append(rows)
+
+    def by_axes(self) -> list[tuple[int, NDArray[np.int64]]]:
+        """The numbers of axes, each with its rows, whose first column is their own place among all now: those
+        of one box come one after another, in the order of the boxes."""
+        found = []
+        for ndim in self._single.keys() | self._blocks.keys():
+            rows = np.array(self._single.get(ndim, ()), np.int64).reshape(-1, _PLAIN_COLUMNS + 6 * ndim)
+            found.append((ndim, np.concatenate([rows, *self._blocks.get(ndim, ())])))
+        boxes = np.concatenate([rows[:, 0] for _, rows in found]) if found else np.empty(0, np.int64)
+        order = np.empty(len(boxes), np.int64)
+        order[np.argsort(boxes, kind="stable")] = np.arange(len(boxes))
+        ends = np.cumsum([len(rows) for _, rows in found])
+        for (_, rows), end in zip(found, ends, strict=True):
+            rows[:, 0] = order[end - len(rows) : end]
+        return found
 
 
 @paused_collection()
@@ -126,38 +151,150 @@ def read_words(
         MissingBox: The tables are those of one host's storage, which holds only a part of a box.
     """
     shapes = _Shapes(decoded, [request.array for request in requests], stored, labels)
-    whole: list[tuple[int, int, int]] = []
     pieces = _Pieces()
+    in_grids: dict[int, list[int]] = {}  # boxes, by their number of axes, as rows one after another
     position = 0
     for request, form in zip(requests, forms, strict=True):
-        array = request.array
-        single = array in shapes.single_chunks
-        for number, box in enumerate(request.boxes):
-            if request.missing is None and single and box[1] + form.trailing == shapes.array[array]:
-                if sizes[position]:
-                    whole.append((shapes.single_chunks[array], addresses[position], sizes[position]))
+        array, zeros = request.array, (0,) * len(form.trailing)
+        item_bytes = shapes.item_bytes[array]
+        end = position + len(request.boxes)
+        if any(sizes[position:end]) and item_bytes * math.prod(form.trailing) != _item_bytes(form):
+            raise Corrupt(f"array {array} has another item size in the chunk table than in the tree")
+        if request.missing is None and shapes.kind[array] in _GRIDS:
+            rows = in_grids.setdefault(len(shapes.array[array]), [])
+            for place, (offset, shape) in zip(range(position, end), request.boxes, strict=True):
+                if sizes[place]:
+                    rows += (place, array, item_bytes, addresses[place])
+                    rows += (*offset, *zeros, *shape, *form.trailing)
                     if found is not None:
-                        found[position].append((box[0] + (0,) * len(form.trailing), shapes.array[array]))
-            else:
-                storage_box = (box[0] + (0,) * len(form.trailing), box[1] + form.trailing)
-                if grid.volume(storage_box) * shapes.item_bytes[array] != sizes[position]:
-                    raise Corrupt(f"array {array} has another item size in the chunk table than in the tree")
-                if sizes[position]:
-                    try:
-                        parts = [storage_box] if request.missing is None else request.missing[number]
-                        own = [_meeting(decoded, shapes, array, part) for part in parts]
-                        if found is None:
-                            _check_covered(shapes.kind[array], array, parts, own)
-                        else:
-                            found[position] += (common for commons in own for common in _commons(commons))
-                    except WaystationError as error:
-                        raise error.where(array=labels[array])
+                        found[place].append(((*offset, *zeros), (*shape, *form.trailing)))
+        else:
+            for number, (offset, shape) in enumerate(request.boxes):
+                if sizes[position + number]:
+                    box = (*offset, *zeros), (*shape, *form.trailing)
+                    parts = [box] if request.missing is None else request.missing[number]
+                    own = _find(
+                        decoded,
+                        shapes,
+                        array,
+                        parts,
+                        labels,
+                        found[position + number] if found is not None else None,
+                    )
                     for each in own:
-                        pieces.add(array, shapes.item_bytes[array], storage_box, addresses[position], each)
-            position += 1
-    rows = np.array(whole, np.int64).reshape(-1, 3)
-    rows = rows if chunks is None else np.concatenate([chunks, rows])
-    return _joined(_whole(decoded, rows), decoded, pieces)
+                        pieces.add(
+                            position + number, array, item_bytes, box, addresses[position + number], each
+                        )
+        position = end
+    whole = [chunks] if chunks is not None else []
+    for ndim, rows in in_grids.items():
+        whole.append(_cut(shapes, ndim, np.array(rows, np.int64), pieces, labels))
+    rows_of_whole = np.concatenate(whole) if whole else np.empty((0, 3), np.int64)
+    return _joined(_whole(decoded, rows_of_whole), decoded, pieces)
+
+
+def _find(
+    decoded: tables.Tables,
+    shapes: _Shapes,
+    array: int,
+    parts: Sequence[Box],
+    labels: Sequence[str],
+    found: list[Box] | None,
+) -> list[_Found]:
+    """The chunks of parts of a box; there may be holes where `found` is given, which gets what there is."""
+    try:
+        own = [_meeting(decoded, shapes, array, part) for part in parts]
+        if found is None:
+            _check_covered(shapes.kind[array], array, parts, own)
+    except WaystationError as error:
+        raise error.where(array=labels[array])
+    if found is not None:
+        found += (common for each in own for common in _commons(each))
+    return own
+
+
+def _item_bytes(form: LogicalDtype) -> int:
+    return form.host.itemsize * math.prod(form.host_trailing)
+
+
+def _cut(
+    shapes: _Shapes, ndim: int, rows: NDArray[np.int64], pieces: _Pieces, labels: Sequence[str]
+) -> NDArray[np.int64]:
+    """Cuts boxes of arrays in regular grids along the chunks.
+
+    Args:
+        shapes: What the tables say of the arrays.
+        ndim: The number of axes.
+        rows: The boxes, in the columns of `_BOX_COLUMNS`, one after another.
+        pieces: Gets what they take of chunks.
+        labels: The key paths of all arrays.
+
+    Returns:
+        Those that are a whole array in one listed chunk, which are no pieces: a row for each, of the place of
+        the chunk, where it goes, and its bytes.
+
+    Raises:
+        Corrupt: A box is not inside its array.
+    """
+    rows = rows.reshape(-1, _BOX_COLUMNS + 2 * ndim)
+    numbers, which = np.unique(rows[:, 1], return_inverse=True)
+    extents, steps, singles = (column[which] for column in shapes.grids(numbers.tolist(), ndim, labels))
+    offsets, lengths = rows[:, _BOX_COLUMNS:].reshape(len(rows), 2, ndim).transpose(1, 0, 2)
+    beyond = np.flatnonzero(((offsets < 0) | (lengths > extents - offsets)).any(axis=1))
+    if len(beyond):
+        array = int(rows[beyond[0], 1])
+        raise Corrupt(f"the chunks of array {array} leave a hole in it", array=labels[array])
+    is_whole = (singles >= 0) & (lengths == extents).all(axis=1)
+    own = rows[is_whole]
+    sizes = lengths[is_whole].prod(axis=1) * own[:, 2]
+    rest = ~is_whole
+    cut = _cut_along(rows[rest], offsets[rest], lengths[rest], extents[rest], steps[rest])
+    pieces.add_rows(ndim, cut)
+    return np.stack([singles[is_whole], own[:, 3], sizes], axis=1)
+
+
+def _cut_along(
+    rows: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    extents: NDArray[np.int64],
+    steps: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """The rows of what boxes take of the chunks of their grids: of each box in the order of the chunks.
+
+    Args:
+        rows: The boxes.
+        offsets: Theirs, like all that follows a row for each with an entry for each axis.
+        lengths: Their shapes.
+        extents: Those of their arrays.
+        steps: The shapes of chunks.
+    """
+    ndim = offsets.shape[1]
+    firsts = offsets // steps
+    counts = (offsets + lengths - 1) // steps - firsts + 1
+    of_each = counts.prod(axis=1)
+    box = np.repeat(np.arange(len(rows)), of_each)
+    rest = np.arange(len(box)) - np.repeat(np.cumsum(of_each) - of_each, of_each)
+    cut = np.empty((len(box), _PLAIN_COLUMNS + 6 * ndim), np.int64)
+    cut[:, 0], cut[:, 1], cut[:, 3], cut[:, 4] = rows[box, 0], rows[box, 1], rows[box, 2], rows[box, 3]
+    numbers = np.zeros(len(box), np.int64)
+    chunk, chunk_shape, common, common_shape, box_offset, strides = _of_axes(cut, ndim).transpose(1, 2, 0)
+    stride = np.ones(len(rows), np.int64)
+    bytes_apart = rows[:, 2].copy()
+    for axis in reversed(range(ndim)):
+        offset, length, extent, step = (column[:, axis][box] for column in (offsets, lengths, extents, steps))
+        rest, place = np.divmod(rest, counts[:, axis][box])
+        place += firsts[:, axis][box]
+        numbers += place * stride[box]
+        chunk[axis] = place * step
+        chunk_shape[axis] = np.minimum(step, extent - chunk[axis])
+        common[axis] = np.maximum(chunk[axis], offset)
+        common_shape[axis] = np.minimum(chunk[axis] + chunk_shape[axis], offset + length) - common[axis]
+        box_offset[axis], strides[axis] = offset, bytes_apart[box]
+        stride *= -(-extents[:, axis] // steps[:, axis])
+        bytes_apart *= lengths[:, axis]
+    cut[:, 2] = numbers
+    return cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +443,28 @@ class _Shapes:
                 self.single_chunks[array] = first_chunk
         self._grids: dict[int, grid.ChunkGrid] = {}
 
+    def grids(
+        self, arrays: Sequence[int], ndim: int, labels: Sequence[str]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Of arrays in regular grids of one number of axes: the extents, the shapes of chunks, and the places
+        of the entries of those that are one listed chunk, -1 for others.
+
+        Raises:
+            Corrupt: An array has more chunks than can be.
+        """
+        extents = [self.array[array] for array in arrays]
+        # No chunk is larger than its array here, since what the tables say of it may not fit 64 bits.
+        steps = [tuple(map(min, self.chunk[array], self.array[array])) for array in arrays]
+        for array, of_array, of_chunk in zip(arrays, extents, steps, strict=True):
+            counts = (-(-extent // step) for extent, step in zip(of_array, of_chunk, strict=True))
+            if math.prod(counts) > _MOST_CHUNKS or math.prod(of_array) > _MOST_CHUNKS:
+                raise Corrupt(f"array {array} of shape {of_array} has too many chunks", array=labels[array])
+        return (
+            np.array(extents, np.int64).reshape(len(arrays), ndim),
+            np.array(steps, np.int64).reshape(len(arrays), ndim),
+            np.array([self.single_chunks.get(array, -1) for array in arrays], np.int64),
+        )
+
     def grid(self, array: int) -> grid.ChunkGrid:
         """The regular grid of an array's chunks."""
         found = self._grids.get(array)
@@ -335,7 +494,7 @@ def _whole(decoded: tables.Tables, whole: NDArray[np.int64]) -> _Extents:
 
 def _meeting(decoded: tables.Tables, shapes: _Shapes, array: int, part: Box) -> _Found:
     """The chunks that a part of a box meets, and what it takes of each."""
-    if shapes.kind[array] in (tables.REGULAR, tables.RUNS):
+    if shapes.kind[array] in _GRIDS:
         chunks = shapes.grid(array)
         if chunks.count_meeting(part) < _MANY_CHUNKS:
             meeting = [(number, chunk, grid.intersect(chunk, part)) for number, chunk in chunks.meeting(part)]
@@ -402,16 +561,15 @@ def _joined(whole: _Extents, decoded: tables.Tables, pieces: _Pieces) -> tuple[N
 
     Records count files by their place among those that are used.
     """
-    by_axes = list(pieces.by_axes())
-    arrays, chunks, lengths, widths = (np.empty(pieces.count, np.int64) for _ in range(4))
+    by_axes = pieces.by_axes()
+    count = sum(len(rows) for _, rows in by_axes)
+    arrays, chunks, lengths, widths = (np.empty(count, np.int64) for _ in range(4))
     for ndim, rows in by_axes:
         order = rows[:, 0]
         arrays[order], chunks[order] = rows[:, 1], rows[:, 2]
         lengths[order] = _of_axes(rows, ndim)[:, 1].prod(axis=1) * rows[:, 3]
         widths[order] = _plans.read_kind(ndim).itemsize // _plans.WORD_BYTES
-    files, offsets = (
-        places.find_places(decoded, arrays, chunks, lengths) if pieces.count else (arrays, arrays)
-    )
+    files, offsets = places.find_places(decoded, arrays, chunks, lengths) if count else (arrays, arrays)
     used = distinct(np.concatenate([whole[0], files]))
     head = _plans.byte_reads(np.searchsorted(used, whole[0]), *whole[1:])
     files = np.searchsorted(used, files)
