@@ -133,14 +133,18 @@ def test_the_first_of_several_deaths_is_named(tmp_path: Path) -> None:
     code = """
 path = f'{sys.argv[1]}/victim'
 if index == 1:
-    open(path, 'w').write(str(os.getpid()))
+    open(path + '.new', 'w').write(str(os.getpid()))
+    os.rename(path + '.new', path)
     time.sleep(0.2)
     raise SystemExit(7)
+while not os.path.exists(path):
+    time.sleep(0.001)
+victim = open(path).read()
 def victim_runs():
     try:
-        return open(f'/proc/{open(path).read()}/stat').read().rpartition(')')[2].split()[0] != 'Z'
+        return open(f'/proc/{victim}/stat').read().rpartition(')')[2].split()[0] != 'Z'
     except (FileNotFoundError, ProcessLookupError):
-        return not os.path.exists(path)
+        return False
 while victim_runs():
     time.sleep(0.001)
 print("Terminating because another process failed", flush=True)

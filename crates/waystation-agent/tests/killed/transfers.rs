@@ -8,10 +8,10 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::bulk::*;
-use crate::peers::{Fate, any_port, credentials, limits, proxy};
+use crate::peers::{Fate, Way, any_port, credentials, limits, proxy};
 use crate::support::memory_directory;
 use crate::{DIRECTORY, ROLE, Test};
 use waystation_agent::peers::bulk::{BulkService, Intake, Route, replicate};
@@ -90,12 +90,24 @@ async fn a_transfer_goes_on_after_its_sender_was_killed() {
     seal(&open(directory.path()), &key("a", 1));
     let far = agent("far").await;
     let connections = Arc::new(AtomicUsize::new(0));
-    let begun = Arc::clone(&connections);
-    let counted = move |number, _, position| {
+    let killed = Arc::new(AtomicUsize::new(0));
+    let (begun, ended) = (Arc::clone(&connections), Arc::clone(&killed));
+    // However long its death takes here, no sender sends more than a third of it.
+    let most = 13 * BLOCK_BYTES + 128 * 1024;
+    let counted = move |number, way, position| {
         if position == 0 {
             begun.fetch_max(number + 1, Ordering::Relaxed);
         }
-        Fate::Pass
+        match way {
+            Way::ToServer if number < 3 && position >= most => {
+                if ended.load(Ordering::Relaxed) > number {
+                    Fate::Cut
+                } else {
+                    Fate::Hold
+                }
+            }
+            _ => Fate::Pass,
+        }
     };
     let (address, mut sent) = proxy(far.peer.address, counted).await;
     let mut before = 0;
@@ -105,6 +117,7 @@ async fn a_transfer_goes_on_after_its_sender_was_killed() {
         // What is in place may have come from the one before.
         until(|| in_place() >= enough && connections.load(Ordering::Relaxed) > number).await;
         kill(child);
+        killed.store(number + 1, Ordering::Relaxed);
         let lengths = sent.recv().await.unwrap().len() as u64;
         // Nothing that was in place was sent again: at most a chunk was on its way.
         let most = (in_place() - before + 4) * BLOCK_BYTES as u64;
@@ -129,7 +142,20 @@ async fn a_transfer_goes_on_after_its_receiver_was_killed() {
         (child, line.trim_end().parse::<SocketAddr>().unwrap())
     };
     let (child, address) = started(any_port());
-    let (through, mut sent) = proxy(address, |_, _, _| Fate::Pass).await;
+    let killed = Arc::new(AtomicBool::new(false));
+    let ended = Arc::clone(&killed);
+    // However long the receiver's death takes here, it has not got everything before.
+    let held = move |number, way, position| match way {
+        Way::ToServer if number == 0 && position >= 30 * BLOCK_BYTES => {
+            if ended.load(Ordering::Relaxed) {
+                Fate::Cut
+            } else {
+                Fate::Hold
+            }
+        }
+        _ => Fate::Pass,
+    };
+    let (through, mut sent) = proxy(address, held).await;
     let route = Route { attempts: 100, ..route(&far(through)) };
     route.order.pacer.limit(8 << 20, 1.0).unwrap();
     let pacer = Arc::clone(&route.order.pacer);
@@ -141,6 +167,7 @@ async fn a_transfer_goes_on_after_its_receiver_was_killed() {
     let slot = directory.path().join("slot-00000");
     until(|| progress(&slot) >= BLOCKS / 2).await;
     kill(child);
+    killed.store(true, Ordering::Relaxed);
     let before = progress(&slot);
     pacer.limit(u64::MAX, 1.0).unwrap();
     let (child, again) = started(address);

@@ -98,6 +98,8 @@ pub enum Fate {
     Flip,
     /// A short message comes a tenth of a second later.
     Late,
+    /// Nothing goes on until it has another fate.
+    Hold,
     /// The connection ends before it.
     Cut,
 }
@@ -147,7 +149,11 @@ async fn pump(
     while let Ok(count) = from.read(&mut buffer).await {
         let begin = all.len();
         all.extend_from_slice(&buffer[..count]);
-        let fates: Vec<Fate> = (begin..begin + count).map(&fate).collect();
+        let mut fates: Vec<Fate> = (begin..begin + count).map(&fate).collect();
+        while fates.contains(&Fate::Hold) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            fates = (begin..begin + count).map(&fate).collect();
+        }
         if count < 200 && fates.contains(&Fate::Late) {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
