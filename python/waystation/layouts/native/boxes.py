@@ -155,23 +155,23 @@ def read_words(
     in_grids: dict[int, list[int]] = {}  # boxes, by their number of axes, as rows one after another
     position = 0
     for request, form in zip(requests, forms, strict=True):
-        array, zeros = request.array, (0,) * len(form.trailing)
+        array, trailing = request.array, form.trailing
+        zeros = (0,) * len(trailing)
         item_bytes = shapes.item_bytes[array]
         end = position + len(request.boxes)
-        if any(sizes[position:end]) and item_bytes * math.prod(form.trailing) != _item_bytes(form):
+        if any(sizes[position:end]) and item_bytes * math.prod(trailing) != _item_bytes(form):
             raise Corrupt(f"array {array} has another item size in the chunk table than in the tree")
         if request.missing is None and shapes.kind[array] in _GRIDS:
             rows = in_grids.setdefault(len(shapes.array[array]), [])
             for place, (offset, shape) in zip(range(position, end), request.boxes, strict=True):
                 if sizes[place]:
-                    rows += (place, array, item_bytes, addresses[place])
-                    rows += (*offset, *zeros, *shape, *form.trailing)
+                    rows += (place, array, item_bytes, addresses[place], *offset, *zeros, *shape, *trailing)
                     if found is not None:
-                        found[place].append(((*offset, *zeros), (*shape, *form.trailing)))
+                        found[place].append(((*offset, *zeros), (*shape, *trailing)))
         else:
             for number, (offset, shape) in enumerate(request.boxes):
                 if sizes[position + number]:
-                    box = (*offset, *zeros), (*shape, *form.trailing)
+                    box = (*offset, *zeros), (*shape, *trailing)
                     parts = [box] if request.missing is None else request.missing[number]
                     own = _find(
                         decoded,
