@@ -101,6 +101,31 @@ def save(endpoint: str, path: str, value: int, overwrite: bool) -> None:
         waystation.save(path, state_of(value), overwrite=overwrite)
 
 
+def delete_at(endpoint: str, path: str) -> None:
+    with context(endpoint):
+        waystation.delete(path)
+
+
+def test_killed_while_it_tries_a_store_a_deletion_keeps_no_save_away(place: Bucket) -> None:
+    """The first removal of a process tries, with an object beside the record, whether the store heeds
+    conditions."""
+    path = f"{place.location}/run/ckpt"
+    save(place.endpoint, path, 1, False)
+    with proxy(place.endpoint) as between:
+        in_another_process(delete_at, between.endpoint, path)
+    trial = next(number for number, (method, _) in enumerate(between.requests, 1) if method == "PUT")
+    save(place.endpoint, path, 1, False)
+    assert killed_at(place, trial + 1, delete_at, path)
+    assert any("probe" in name for name in place.names())
+    with place.context():
+        assert value_of(waystation.load(path)) == 1
+        assert verify(path).strays == []
+        waystation.delete(path)
+    save(place.endpoint, path, 2, False)
+    delete_at(place.endpoint, path)
+    assert place.names() == []
+
+
 @contextlib.contextmanager
 def meanwhile(place: Bucket, act: Callable[[str, str], None]) -> Iterator[waystation.Context]:
     """Options by which a save calls `act` with the method and the path of each of its requests, before

@@ -293,25 +293,25 @@ impl ObjectStorage {
     }
 
     /// Whether the store removes an object only if it is a version: it is tried once, with an object of a random name
-    /// beside `path`.
-    pub fn removes_versions(&self, path: &Path) -> Result<bool> {
+    /// beneath `directory`.
+    pub fn removes_versions(&self, directory: &Path) -> Result<bool> {
         self.require_writable()?;
         let client = self.client()?;
         if let Some(&known) = client.honours_removals.get() {
             return Ok(known);
         }
         let honoured = match client.remover(&self.root, &self.settings)? {
-            Some(remover) => self.try_removal(path, remover)?,
+            Some(remover) => self.try_removal(directory, remover)?,
             None => false,
         };
         Ok(*client.honours_removals.get_or_init(|| honoured))
     }
 
-    fn try_removal(&self, path: &Path, remover: &Remover) -> Result<bool> {
+    fn try_removal(&self, directory: &Path, remover: &Remover) -> Result<bool> {
         let (nonce, objects) = (nonce()?, &self.client()?.objects);
-        let probe =
-            self.object_key(&PathBuf::from(format!("{}.waystation-probe-{nonce}", path.display())))?;
-        self.wait("remove an object", path, async {
+        let path = directory.join(&nonce);
+        let probe = self.object_key(&path)?;
+        self.wait("remove an object", &path, async {
             let put = objects.put(&probe, nonce.clone().into_bytes().into()).await?;
             let version = Version::written(put, nonce.len());
             let other =
@@ -323,7 +323,7 @@ impl ObjectStorage {
                     Err(error) if is_refused_condition(&error) => {}
                     Ok(()) => return Ok(false),
                     Err(error) => {
-                        let kind = told(&error, "remove an object", path).kind();
+                        let kind = told(&error, "remove an object", &path).kind();
                         let is_unknown = matches!(kind, Kind::InvalidInput | Kind::Unsupported);
                         return if is_unknown { Ok(false) } else { Err(error) };
                     }
