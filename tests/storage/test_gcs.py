@@ -30,6 +30,7 @@ from waystation.checkpoint.verify import verify
 from waystation.errors import (
     CheckpointNotFound,
     Conflict,
+    InvalidInput,
     InvalidLayoutError,
     NotFound,
     WaystationError,
@@ -234,6 +235,30 @@ def test_a_save_that_fails_leaves_no_parts(place: gcs.Bucket) -> None:
     assert place.names() == []
 
 
+def test_marks_of_empty_folders_are_nothing(place: gcs.Bucket) -> None:
+    """Consoles and other tools put them there: objects whose names end with a slash."""
+    root, path = f"{place.location}/run", f"{place.location}/run/1"
+    for name in ("run/", "run/1/"):
+        place.write(name, b"")
+    for value in (1, 2):
+        waystation.save(path, state_of(value))
+        assert value_of(waystation.load(path)) == value
+        assert verify(path).strays == []
+        assert [entry.name for entry in storage.entries_or_none(root)] == ["1"]
+        waystation.delete(path)
+    place.write("run/1", b"somebody's")
+    storage.remove_tree(f"{root}/1/nothing")
+    assert place.read("run/1") == b"somebody's"
+
+
+def test_an_object_that_no_path_names_is_told(place: gcs.Bucket) -> None:
+    for name in ("run//x", "run/a\tb"):
+        place.write(name, b"")
+        with pytest.raises(InvalidInput, match="an object there has a name that cannot be used"):
+            storage.entries_or_none(f"{place.location}/run")
+        place.remove(name)
+
+
 # ---- genuine Orbax -----------------------------------------------------------------------------
 
 STATE_OF_ORBAX = {"a": np.arange(50_000, dtype=np.float32), "b": {"c": np.full(3, 7)}, "step": 5}
@@ -252,12 +277,16 @@ if version == "v1":
         v1.save(path, state)
     else:
         found = v1.load(path)
+elif path.endswith("/ckpt"):  # as version 1 has it
+    with version0.Checkpointer(version0.CompositeCheckpointHandler()) as checkpointer:
+        args = version0.args.Composite(state=version0.args.StandardRestore())
+        found = checkpointer.restore(path, args=args).state
 else:
     with version0.StandardCheckpointer() as checkpointer:
         if action == "save":
             checkpointer.save(path, state)
         else:
-            found = checkpointer.restore(path if not path.endswith("/ckpt") else path + "/state")
+            found = checkpointer.restore(path)
 if action == "load":
     assert jax.tree.all(jax.tree.map(lambda one, other: np.array_equal(one, other), state, found)), found
 """

@@ -233,7 +233,8 @@ impl ObjectStorage {
         self.wait("copy the object", source, objects.copy(&from, &to))
     }
 
-    /// What lies directly beneath a path, by name. Nothing, if nothing is there.
+    /// What lies directly beneath a path, by name. Nothing, if nothing is there. What has the path itself as its
+    /// name with a slash, as tools make of empty folders, is nothing.
     pub fn list(&self, directory: &Path) -> Result<Listing> {
         if self.is_http() {
             let message = "nothing can be listed behind HTTP; give the files, or an index that names them";
@@ -246,6 +247,7 @@ impl ObjectStorage {
             objects: found
                 .objects
                 .iter()
+                .filter(|meta| meta.location != prefix)
                 .filter_map(|meta| Some((name(&meta.location)?, Version::of(meta))))
                 .collect(),
             directories: found.common_prefixes.iter().filter_map(name).collect(),
@@ -377,7 +379,10 @@ impl ObjectStorage {
                 timeout(self.settings.deadline, listed.try_next()).await.map_err(step)?.map_err(failed)?
             {
                 once(&mut seen, meta.location.clone(), action, directory)?;
-                keys.push(meta.location);
+                // Its name ends with a slash, so a removal would be one of what has the name without it.
+                if meta.location != prefix {
+                    keys.push(meta.location);
+                }
             }
             let count = keys.len();
             let mut removed = objects.delete_stream(iter(keys.into_iter().map(Ok)).boxed());
