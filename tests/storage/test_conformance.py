@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.support import gcs, s3
+from tests.support.azure import Container
 from tests.support.s3 import bucket
 
 from waystation import storage
@@ -22,11 +23,12 @@ STORAGES: dict[str, Callable[[Path], AbstractContextManager[str]]] = {
     "local": lambda place: contextlib.nullcontext(os.fspath(place)),
     "s3": lambda _: in_a_bucket(bucket()),
     "gs": lambda _: in_a_bucket(gcs.bucket()),
+    "az": lambda _: in_a_bucket(Container()),
 }
 
 
 @contextlib.contextmanager
-def in_a_bucket(own: s3.Bucket) -> Iterator[str]:
+def in_a_bucket(own: s3.Bucket | Container) -> Iterator[str]:
     with own.context():
         yield f"{own.location}/directory"
 

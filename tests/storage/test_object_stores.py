@@ -552,6 +552,12 @@ def test_a_name_that_objects_of_ours_have_is_refused(
     assert place.names() == []
 
 
+def test_a_name_that_no_listing_shows_is_refused(place: Bucket) -> None:
+    with place.context(), pytest.raises(InvalidInput, match="cannot list names"):
+        waystation.save(f"{place.location}/run/a\ufffe", {"x": 1})
+    assert place.names() == []
+
+
 def test_what_may_be_alive_is_left_alone(place: Bucket) -> None:
     path = f"{place.location}/ckpt"
     assert killed_at(place, 12, save, path, 2, False)
