@@ -110,20 +110,39 @@ def test_killed_while_it_tries_a_store_a_deletion_keeps_no_save_away(place: Buck
     """The first removal of a process tries, with an object beside the record, whether the store heeds
     conditions."""
     path = f"{place.location}/run/ckpt"
-    save(place.endpoint, path, 1, False)
+    with place.context():
+        waystation.save(path, {"step": 1})
     with proxy(place.endpoint) as between:
         in_another_process(delete_at, between.endpoint, path)
     trial = next(number for number, (method, _) in enumerate(between.requests, 1) if method == "PUT")
-    save(place.endpoint, path, 1, False)
+    with place.context():
+        waystation.save(path, {"step": 1})
     assert killed_at(place, trial + 1, delete_at, path)
     assert any("probe" in name for name in place.names())
     with place.context():
-        assert value_of(waystation.load(path)) == 1
+        assert waystation.load(path) == {"step": 1}
         assert verify(path).strays == []
         waystation.delete(path)
-    save(place.endpoint, path, 2, False)
-    delete_at(place.endpoint, path)
+        waystation.save(path, {"step": 2})
+        waystation.delete(path)
     assert place.names() == []
+
+
+def test_a_deletion_of_nothing_leaves_what_comes_meanwhile(place: Bucket) -> None:
+    path = f"{place.location}/run/ckpt"
+    with proxy(place.endpoint) as between, context(between.endpoint):
+        assert not waystation.delete(path, missing_ok=True)
+        looks = len(between.requests)
+
+    def come(number: int) -> str:
+        if number == looks + 1:
+            save(place.endpoint, path, 1, False)
+        return PASS
+
+    with proxy(place.endpoint, come) as between, context(between.endpoint):
+        with pytest.raises(CheckpointNotFound, match="one has come since"):
+            waystation.delete(path)
+        assert value_of(waystation.load(path)) == 1
 
 
 @contextlib.contextmanager

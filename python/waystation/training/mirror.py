@@ -17,6 +17,7 @@ the same bytes once more, in a store without links, and one that nobody keeps up
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from waystation._errors import (
     Conflict,
     Corrupt,
     InvalidInput,
+    InvalidLayoutError,
     NotFound,
     PermissionDenied,
     Unavailable,
@@ -59,6 +61,8 @@ _log = logging.getLogger("waystation")
 
 # That an error names.
 _MOST_NAMES = 20
+# At a checkpoint that is removed and saved again meanwhile.
+_TRIES = 3
 
 OnCheckpoint = Callable[[str], Callable[[int, int], None]]
 
@@ -254,17 +258,25 @@ class _Mirror:
             self._done.unsupported.append(name)
             return
         refusals = (Corrupt, InvalidInput, UnusablePath) + ((Unsupported,) if record is None else ())
-        try:
-            target = storage.located(os.path.join(self._target, name))  # or nobody could load it from there
-            with self._noting_denials(name):
-                self._copy_unless_there(name, os.path.join(self._origin, name), target)
-        except refusals as error:
-            self._done.damaged[name] = str(error)
-        except NotFound:
-            source = os.path.join(self._origin, name)
-            if is_checkpoint(source):
-                raise
-            _log.info("checkpoint '%s' was removed before it was copied", source)
+        source = os.path.join(self._origin, name)
+        for number in itertools.count(1):
+            try:
+                target = storage.located(os.path.join(self._target, name))  # or nobody could load it there
+                with self._noting_denials(name):
+                    self._copy_unless_there(name, source, target)
+                return
+            except (NotFound, InvalidLayoutError) as error:
+                if not is_checkpoint(source):
+                    _log.info("checkpoint '%s' was removed before it was copied", source)
+                    return
+                if number == _TRIES:  # else another one has come in its place
+                    if isinstance(error, NotFound):
+                        raise
+                    self._done.damaged[name] = str(error)
+                    return
+            except refusals as error:
+                self._done.damaged[name] = str(error)
+                return
 
     def _copy_unless_there(self, name: str, source: str, target: str) -> None:
         for _ in range(2):  # another writer may come at any time
