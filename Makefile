@@ -23,7 +23,7 @@ export CARGO_INCREMENTAL := 0
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help build versitygw azurite test test-rust test-python test-long lint lint-style lint-types lint-rust format bench bench-distributed bench-loading-experiments bench-startup-vllm orbax-users demo docs wheel check-packages wheels test-wheels fuzz torture size lock clean
+.PHONY: help build versitygw azurite fake-gcs-server test test-rust test-python test-long lint lint-style lint-types lint-rust format bench bench-distributed bench-loading-experiments bench-startup-vllm orbax-users demo docs wheel check-packages wheels test-wheels fuzz torture size lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-26s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ versitygw: build ## build a server of S3's protocol for the tests, where Go is i
 azurite: ## install a server of Azure's protocol for the tests, where npm is installed
 	@tools/azurite
 
+fake-gcs-server: build ## build a server of Google's protocol for the tests, where Go is installed
+	@tools/fake-gcs-server
+
 # Two at a time: the compiler and the checks use the cores while tests of Python wait.
 test: lint-style ## run every test and check (pytest's includes the check of the native stub)
 	@$(MAKE) --no-print-directory --jobs=2 test-python test-rust lint-types lint-rust docs
@@ -47,7 +50,7 @@ test-rust: build versitygw
 test-python: build versitygw
 	$(PYTHON) -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGUMENTS)
 
-test-long: build azurite ## run the whole of what `make test` has a share of: hours, or about TEST_LONG_SECONDS
+test-long: build azurite fake-gcs-server ## run the whole of what `make test` has a share of: hours, or about TEST_LONG_SECONDS
 	$(PYTHON) tools/test_long.py --processes $(TEST_PROCESSES) $(TEST_LONG_SECONDS:%=--seconds %)
 
 lint: lint-style lint-types lint-rust ## check style, types and licences (`make -k lint` goes on after a failure)

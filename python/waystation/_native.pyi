@@ -202,8 +202,9 @@ class ObjectStore:
     def remove(self, path: str, /, *, unchanged: _Version | None = None) -> None:
         """Conflict if it is to be unchanged and is not; Unsupported where the store cannot tell."""
 
-    def removes_versions(self, path: str, /) -> bool:
-        """Whether the store removes an object on condition that it is unchanged; tried once, beside it."""
+    def removes_versions(self, directory: str, /) -> bool:
+        """Whether the store removes an object on condition that it is unchanged; tried once, with an object
+        beneath a directory."""
 
     def remove_all(self, directory: str, /) -> int:
         """Removes what is beneath; returns how many objects that were."""

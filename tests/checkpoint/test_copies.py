@@ -441,15 +441,6 @@ def test_what_can_be_no_copy_is_refused(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["a", "file"]
 
 
-def test_a_checkpoint_of_orbax_is_refused(tmp_path: Path) -> None:
-    context = waystation.Context()
-    context.array.saving.use_ocdbt = True
-    with context:
-        waystation.save(tmp_path / "a", {"a": np.arange(3)})
-    with pytest.raises(Unsupported, match="load it and save it"):
-        waystation.copy(tmp_path / "a", tmp_path / "b")
-
-
 def test_a_collector_waits_for_a_copy(places_of_store: Location) -> None:
     source = places_of_store / "a"
     save(source, 1)

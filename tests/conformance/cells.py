@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.support import disks, s3
+from tests.support import disks, gcs, s3
 from tests.support.agents import memory_directory, running_agent
 from tests.support.places import on_this_machine
 from tests.support.programs import HANG_S
@@ -34,8 +34,11 @@ from waystation.storage import AnyPath
 from waystation.training import Checkpointer, Remote, save_decision_policies
 
 LAYOUTS = {"native": None, "orbax-ocdbt": True, "orbax-zarr": False}
-STORAGES = ("disk", "tmpfs", "s3")
+STORAGES = ("disk", "tmpfs", "s3", "gs")
 TIERS = ("call", "run", "remote", "memory")
+_RUN = "run/"  # where checkpoints are in a bucket
+# The servers of stores.
+SERVERS = {"s3": s3, "gs": gcs}
 EVERY_STEP = save_decision_policies.FixedIntervalPolicy(1)
 
 
@@ -71,7 +74,7 @@ class Cell:
 
     @property
     def is_in_store(self) -> bool:
-        return self.storage == "s3"
+        return self.storage in SERVERS
 
     @property
     def refusal(self) -> str | None:
@@ -118,7 +121,7 @@ class Place:
         made.array.saving.use_ocdbt = LAYOUTS[self.cell.layout]
         made.storage.deadline_s = self.deadline_s
         if self.endpoint is not None:
-            made.storage.settings = s3.settings(self.endpoint)
+            made.storage.settings = SERVERS[self.cell.storage].settings(self.endpoint)
         return made
 
     def path(self, step: int) -> AnyPath:
@@ -173,11 +176,40 @@ class Place:
         """What loads, by its step."""
         return {step: self.load(step) for step in self.steps()}
 
-    def files(self, step: int | None = None) -> list[Path]:
-        """All files of a step, or of all, on this machine."""
-        top = on_this_machine(self.root)
-        top = top if step is None else top / str(step)
-        return sorted(path for path in top.rglob("*") if path.is_file())
+    def files(self, step: int | None = None) -> dict[str, int]:
+        """The lengths of all files of a step, or of all, by their names beneath the root."""
+        top = "" if step is None else f"{step}/"
+        if isinstance(self.bucket, gcs.Bucket):
+            found = {
+                name.removeprefix(_RUN): nbytes
+                for name, nbytes in self.bucket.sizes().items()
+                if name.startswith(_RUN)
+            }
+        else:
+            root = on_this_machine(self.root)
+            paths = sorted(path for path in root.rglob("*") if path.is_file())
+            found = {os.fspath(path.relative_to(root)): path.stat().st_size for path in paths}
+        return {name: nbytes for name, nbytes in found.items() if name.startswith(top)}
+
+    def flip(self, name: str) -> None:
+        """Damages a file in its middle."""
+
+        def damaged(content: bytes) -> bytes:
+            middle = len(content) // 2
+            return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+        if isinstance(self.bucket, gcs.Bucket):
+            self.bucket.write(_RUN + name, damaged(self.bucket.read(_RUN + name)))
+        else:
+            path = on_this_machine(self.root) / name
+            path.write_bytes(damaged(path.read_bytes()))
+
+    def lose(self, name: str) -> None:
+        """Removes a file."""
+        if isinstance(self.bucket, gcs.Bucket):
+            self.bucket.remove(_RUN + name)
+        else:
+            (on_this_machine(self.root) / name).unlink()
 
     def damages(self, step: int) -> list[Any]:
         return list(waystation.verify(self.path(step)).damages)
@@ -194,11 +226,11 @@ def opened(cell: Cell, tmp_path: Path, setenv: Callable[[str, str], None]) -> It
         root: AnyPath = tmp_path / "run"
         if cell.storage == "tmpfs":
             root = stack.enter_context(disks.in_memory()) / "run"
-        if cell.storage == "s3":
-            bucket = s3.bucket()
-            for name, value in s3.settings(bucket.endpoint).items():
+        if cell.is_in_store:
+            bucket = SERVERS[cell.storage].bucket()
+            for name, value in bucket.settings(bucket.endpoint).items():
                 setenv(name.upper(), value)
-            root = Location(f"{bucket.location}/run")
+            root = Location(f"{bucket.location}/{_RUN.removesuffix('/')}")
         yield Place(cell, root, tmp_path / "here", agent, bucket)
 
 

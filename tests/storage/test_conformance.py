@@ -9,7 +9,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from tests.support import s3
+from tests.support import gcs, s3
+from tests.support.azure import Container
 from tests.support.s3 import bucket
 
 from waystation import storage
@@ -20,13 +21,14 @@ from waystation.storage.base import Identity, Storage
 # Each gives the path of an empty directory of its storage.
 STORAGES: dict[str, Callable[[Path], AbstractContextManager[str]]] = {
     "local": lambda place: contextlib.nullcontext(os.fspath(place)),
-    "s3": lambda _: in_a_bucket(),
+    "s3": lambda _: in_a_bucket(bucket()),
+    "gs": lambda _: in_a_bucket(gcs.bucket()),
+    "az": lambda _: in_a_bucket(Container()),
 }
 
 
 @contextlib.contextmanager
-def in_a_bucket() -> Iterator[str]:
-    own = bucket()
+def in_a_bucket(own: s3.Bucket | Container) -> Iterator[str]:
     with own.context():
         yield f"{own.location}/directory"
 

@@ -101,6 +101,50 @@ def save(endpoint: str, path: str, value: int, overwrite: bool) -> None:
         waystation.save(path, state_of(value), overwrite=overwrite)
 
 
+def delete_at(endpoint: str, path: str) -> None:
+    with context(endpoint):
+        waystation.delete(path)
+
+
+def test_killed_while_it_tries_a_store_a_deletion_keeps_no_save_away(place: Bucket) -> None:
+    """The first removal of a process tries, with an object beside the record, whether the store heeds
+    conditions."""
+    path = f"{place.location}/run/ckpt"
+    with place.context():
+        waystation.save(path, {"step": 1})
+    with proxy(place.endpoint) as between:
+        in_another_process(delete_at, between.endpoint, path)
+    trial = next(number for number, (method, _) in enumerate(between.requests, 1) if method == "PUT")
+    with place.context():
+        waystation.save(path, {"step": 1})
+    assert killed_at(place, trial + 1, delete_at, path)
+    assert any("probe" in name for name in place.names())
+    with place.context():
+        assert waystation.load(path) == {"step": 1}
+        assert verify(path).strays == []
+        waystation.delete(path)
+        waystation.save(path, {"step": 2})
+        waystation.delete(path)
+    assert place.names() == []
+
+
+def test_a_deletion_of_nothing_leaves_what_comes_meanwhile(place: Bucket) -> None:
+    path = f"{place.location}/run/ckpt"
+    with proxy(place.endpoint) as between, context(between.endpoint):
+        assert not waystation.delete(path, missing_ok=True)
+        looks = len(between.requests)
+
+    def come(number: int) -> str:
+        if number == looks + 1:
+            save(place.endpoint, path, 1, False)
+        return PASS
+
+    with proxy(place.endpoint, come) as between, context(between.endpoint):
+        with pytest.raises(CheckpointNotFound, match="one has come since"):
+            waystation.delete(path)
+        assert value_of(waystation.load(path)) == 1
+
+
 @contextlib.contextmanager
 def meanwhile(place: Bucket, act: Callable[[str, str], None]) -> Iterator[waystation.Context]:
     """Options by which a save calls `act` with the method and the path of each of its requests, before
@@ -524,6 +568,12 @@ def test_a_name_that_objects_of_ours_have_is_refused(
                 call()
         with pytest.raises(InvalidInput, match="is reserved"), Checkpointer(path) as checkpointer:
             checkpointer.save(1, {"x": 1})
+    assert place.names() == []
+
+
+def test_a_name_that_no_listing_shows_is_refused(place: Bucket) -> None:
+    with place.context(), pytest.raises(InvalidInput, match="cannot list names"):
+        waystation.save(f"{place.location}/run/a\ufffe", {"x": 1})
     assert place.names() == []
 
 

@@ -33,7 +33,7 @@ import waystation
 ACCESS_KEY, SECRET_KEY = "waystationtests", "e5b1-not-to-be-seen"
 
 # Runs the server until this process ends, however that is: then the pipe is closed.
-_KEEPER = 'directory=$1; shift; "$@" >/dev/null 2>&1 & read -r _; kill $!; wait; rm -rf "$directory"'
+KEEPER = 'directory=$1; shift; "$@" >/dev/null 2>&1 & read -r _; kill $!; wait; rm -rf "$directory"'
 _numbers = itertools.count()
 
 # What becomes of a request: it is passed on, or its connection is closed before that, or before the answer,
@@ -85,9 +85,18 @@ class Bucket:
         policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
         os.setxattr(self.folder, "user.policy", policy.encode())  # where the server keeps it
 
-    def context(self, **given: Any) -> waystation.Context:
-        """Options by which it is reached."""
-        return context(self.endpoint, **given)
+    def settings(self, endpoint: str) -> dict[str, str]:
+        """How it is reached at an address; in capitals these are variables of the environment."""
+        return settings(endpoint)
+
+    def context(
+        self, endpoint: str | None = None, *, deadline_s: float = HANG_S, **own: str
+    ) -> waystation.Context:
+        """Options by which it is reached, at another address than its own where one is given."""
+        made = waystation.Context()
+        made.storage.deadline_s = deadline_s
+        made.storage.settings = {**self.settings(endpoint or self.endpoint), **own}
+        return made
 
 
 def context(endpoint: str, *, deadline_s: float = HANG_S, **own: str) -> waystation.Context:
@@ -134,7 +143,7 @@ def _server() -> tuple[str, Path]:
     address = f"127.0.0.1:{port}"
     server = [program, "--quiet", "--port", address, "posix", os.fspath(directory)]
     keeper = subprocess.Popen(
-        ["sh", "-c", _KEEPER, "keeper", os.fspath(directory), *server],
+        ["sh", "-c", KEEPER, "keeper", os.fspath(directory), *server],
         stdin=subprocess.PIPE,
         env={**os.environ, "ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY},
     )
@@ -228,7 +237,7 @@ class Proxy:
                 return decision, (http.HTTPStatus.FORBIDDEN, [], _FORBIDDEN)
             if decision in (*STATUSES, FULL):
                 return decision, (int(decision), [], b"")
-            answer = self._ask(method, path, headers, body)
+            answer = self.ask(method, path, headers, body)
             self.sent_bytes += len(answer[2])
             if decision in STATUSES_AFTER:
                 return decision, (int(decision.split()[0]), [], b"")
@@ -238,7 +247,7 @@ class Proxy:
                 answer = last if decision == STALE else answer
             return decision, None if decision == LOSE_ANSWER else answer
 
-    def _ask(self, method: str, path: str, headers: Any, body: bytes) -> Answer:
+    def ask(self, method: str, path: str, headers: Any, body: bytes) -> Answer:
         connection = http.client.HTTPConnection(self._target)
         try:
             connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)

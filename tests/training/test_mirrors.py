@@ -6,6 +6,7 @@ import itertools
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,21 @@ def save(root: AnyPath, *steps: int) -> None:
     with Checkpointer(root, save_decision_policy=policy, custom_metadata={"run": "mine"}) as checkpointer:
         for step in steps:
             checkpointer.save(step, state(step), metrics={"score": step}, force=True, overwrite=True)
+
+
+@pytest.mark.share(3)
+def test_what_is_deleted_meanwhile_is_passed_over(places: tuple[AnyPath, AnyPath]) -> None:
+    source, target = places
+    save(source, 1, 2)
+
+    def come_between(name: str) -> Callable[[int, int], None]:
+        if name == "2":
+            waystation.delete(source / "2")
+        return lambda _done, _total: None
+
+    done = mirror(source, target, on_checkpoint=come_between)
+    assert (list(done.copied), done.damaged) == (["1"], {})
+    assert steps_in(target) == ["1"]
 
 
 @pytest.mark.share(3)

@@ -152,9 +152,9 @@ impl ObjectStore {
         })
     }
 
-    #[pyo3(signature = (path, /))]
-    fn removes_versions(&self, py: Python<'_>, path: PathBuf) -> PyResult<bool> {
-        waiting(py, || self.0.removes_versions(&path))
+    #[pyo3(signature = (directory, /))]
+    fn removes_versions(&self, py: Python<'_>, directory: PathBuf) -> PyResult<bool> {
+        waiting(py, || self.0.removes_versions(&directory))
     }
 
     #[pyo3(signature = (directory, /))]

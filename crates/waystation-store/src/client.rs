@@ -225,8 +225,9 @@ fn given(root: &str, settings: &Settings) -> Vec<Setting> {
 
 /// What says where a store is, beside its root: without credentials, of which a query has a digest only.
 pub fn place_of(root: &str, settings: &Settings) -> String {
-    let is_meant =
-        |name: &str| ["endpoint", "account_name", "emulator"].iter().any(|word| name.contains(word));
+    let is_meant = |name: &str| {
+        ["endpoint", "base_url", "account_name", "emulator"].iter().any(|word| name.contains(word))
+    };
     let mut places: Vec<String> = given(root, settings)
         .iter()
         .map(|setting| (setting.name.to_ascii_lowercase(), &setting.value))

@@ -66,7 +66,15 @@ pub fn told(error: &object_store::Error, action: &str, path: &Path) -> Error {
         Store::NotSupported { .. } | Store::NotImplemented { .. } => {
             (Kind::Unsupported, "this store cannot do that".to_owned())
         }
-        Store::InvalidPath { .. } => (Kind::InvalidInput, "no object can have this name".to_owned()),
+        // Names that are asked for have been looked at before, so a listing has it.
+        Store::InvalidPath { source } => {
+            let name = source.to_string().escape_debug().to_string();
+            let message = format!(
+                "an object there has a name that cannot be used ({name}); remove or rename it, or use a place \
+                 without such objects"
+            );
+            (Kind::InvalidInput, message)
+        }
         Store::UnknownConfigurationKey { key, .. } => {
             (Kind::InvalidInput, format!("the store has no option '{key}'"))
         }

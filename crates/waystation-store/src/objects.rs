@@ -233,7 +233,8 @@ impl ObjectStorage {
         self.wait("copy the object", source, objects.copy(&from, &to))
     }
 
-    /// What lies directly beneath a path, by name. Nothing, if nothing is there.
+    /// What lies directly beneath a path, by name. Nothing, if nothing is there. What has the path itself as its
+    /// name with a slash, as tools make of empty folders, is nothing.
     pub fn list(&self, directory: &Path) -> Result<Listing> {
         if self.is_http() {
             let message = "nothing can be listed behind HTTP; give the files, or an index that names them";
@@ -246,6 +247,7 @@ impl ObjectStorage {
             objects: found
                 .objects
                 .iter()
+                .filter(|meta| meta.location != prefix)
                 .filter_map(|meta| Some((name(&meta.location)?, Version::of(meta))))
                 .collect(),
             directories: found.common_prefixes.iter().filter_map(name).collect(),
@@ -293,25 +295,25 @@ impl ObjectStorage {
     }
 
     /// Whether the store removes an object only if it is a version: it is tried once, with an object of a random name
-    /// beside `path`.
-    pub fn removes_versions(&self, path: &Path) -> Result<bool> {
+    /// beneath `directory`.
+    pub fn removes_versions(&self, directory: &Path) -> Result<bool> {
         self.require_writable()?;
         let client = self.client()?;
         if let Some(&known) = client.honours_removals.get() {
             return Ok(known);
         }
         let honoured = match client.remover(&self.root, &self.settings)? {
-            Some(remover) => self.try_removal(path, remover)?,
+            Some(remover) => self.try_removal(directory, remover)?,
             None => false,
         };
         Ok(*client.honours_removals.get_or_init(|| honoured))
     }
 
-    fn try_removal(&self, path: &Path, remover: &Remover) -> Result<bool> {
+    fn try_removal(&self, directory: &Path, remover: &Remover) -> Result<bool> {
         let (nonce, objects) = (nonce()?, &self.client()?.objects);
-        let probe =
-            self.object_key(&PathBuf::from(format!("{}.waystation-probe-{nonce}", path.display())))?;
-        self.wait("remove an object", path, async {
+        let path = directory.join(&nonce);
+        let probe = self.object_key(&path)?;
+        self.wait("remove an object", &path, async {
             let put = objects.put(&probe, nonce.clone().into_bytes().into()).await?;
             let version = Version::written(put, nonce.len());
             let other =
@@ -323,7 +325,7 @@ impl ObjectStorage {
                     Err(error) if is_refused_condition(&error) => {}
                     Ok(()) => return Ok(false),
                     Err(error) => {
-                        let kind = told(&error, "remove an object", path).kind();
+                        let kind = told(&error, "remove an object", &path).kind();
                         let is_unknown = matches!(kind, Kind::InvalidInput | Kind::Unsupported);
                         return if is_unknown { Ok(false) } else { Err(error) };
                     }
@@ -377,7 +379,10 @@ impl ObjectStorage {
                 timeout(self.settings.deadline, listed.try_next()).await.map_err(step)?.map_err(failed)?
             {
                 once(&mut seen, meta.location.clone(), action, directory)?;
-                keys.push(meta.location);
+                // Its name ends with a slash, so a removal would be one of what has the name without it.
+                if meta.location != prefix {
+                    keys.push(meta.location);
+                }
             }
             let count = keys.len();
             let mut removed = objects.delete_stream(iter(keys.into_iter().map(Ok)).boxed());

@@ -370,7 +370,7 @@ fn only_the_version_that_was_read_is_removed() {
     for (storage, directory) in stores() {
         let path = directory.join("record");
         let first = storage.put(&path, b"first", &Condition::New).unwrap();
-        if !storage.removes_versions(&path).unwrap() {
+        if !storage.removes_versions(&directory).unwrap() {
             let error = storage.remove_version(&path, &first).unwrap_err();
             assert_eq!(error.kind(), Kind::Unsupported);
             assert!(storage.head(&path).unwrap().is_some());

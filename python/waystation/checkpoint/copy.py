@@ -2,7 +2,7 @@
 
 The files are copied as they are: the metadata through this process, all else by the engine, from storage to
 storage. What differs between a disk and an object store is the names of directories, and where the record of
-a handler's files is (`copy_targets`).
+a handler's files is (`copy_targets`). Checkpoints in Orbax's layouts are copied whole (`copy_orbax`).
 
 What can go wrong, in order: there is no checkpoint, or something is at the destination: nothing is made. A
 block or file is not what its checksum says: Corrupt, and what was copied is removed. The source is
@@ -39,6 +39,7 @@ from waystation._errors import (
 )
 from waystation._options import Options
 from waystation._options.in_effect import current_options
+from waystation.checkpoint.copy_orbax import TreeTarget, open_tree
 from waystation.checkpoint.copy_targets import CopiedFile, CopiedPart, Target, open_target
 from waystation.checkpoint.paths import PathLike, layout_in, locate, require_checkpoint
 from waystation.checkpoint.replaced import Held, read_what_is_there
@@ -112,10 +113,12 @@ def copy(
 
     Every block is compared with its checksum on the way, and the copy is visible only once all of it is there
     and durable. A copy that was killed or interrupted can be begun again: it takes the files that were whole
-    already. One process calls this, also in a program of several.
+    already; in Orbax's layouts it copies all of them again. One process calls this, also in a program of
+    several.
 
     Args:
-        source: The checkpoint, in the native layout.
+        source: The checkpoint, in the native layout or one of Orbax's. What Orbax itself has written has no
+            checksums: of its files the lengths are compared.
         destination: The path that the copy is to have.
         overwrite: Replace a checkpoint that is there. It stays whole until the copy is.
         bytes_per_second: How much to read in a second at most, on average; None for no bound.
@@ -126,7 +129,8 @@ def copy(
             `destination`.
         Conflict: Something is at `destination`, or another writer was faster.
         Corrupt: The source is damaged; the error names the file and the offset. Nothing was copied.
-        Unsupported: The source is in a layout of Orbax, or one part of a save to local storage.
+        Unsupported: The source is one part of a save to local storage, or of a checkpoint of Orbax's; or it
+            would replace one of Orbax's layout in a store.
         Unavailable: Something cannot be reached; call again, and the copy goes on.
     """
     require_function("on_progress", on_progress)
@@ -182,19 +186,34 @@ class Copying:
             raise InvalidInput(f"'{origin}' cannot be copied to itself; give another path", path=origin)
         require_checkpoint(origin)
         options = current_options()
+
+        def begin() -> Target:
+            return open_target(target, options, overwrite=overwrite, replaces=replaces, beside=beside)
+
+        def copy_what_is_there(held: Held) -> CopyStatistics:
+            if layout_in(held.root) == "orbax":
+                return self._copy_tree(held, target, options, overwrite=overwrite)
+            return self._copy(held, target, options, begin)
+
         with reading(origin):
-            return read_what_is_there(
-                origin,
-                options,
-                lambda held: self._copy(
-                    held,
-                    target,
-                    options,
-                    lambda: open_target(
-                        target, options, overwrite=overwrite, replaces=replaces, beside=beside
-                    ),
-                ),
-            )
+            return read_what_is_there(origin, options, copy_what_is_there)
+
+    def _copy_tree(self, held: Held, target: str, options: Options, *, overwrite: bool) -> CopyStatistics:
+        """Copies a checkpoint in a layout of Orbax."""
+        begun_s = time.monotonic()
+        tree = open_tree(held)
+        source = _Source(tree.root, [CopiedPart("", "", "", b"", {}, tree.files)], ())
+        place = TreeTarget(target, tree, options, overwrite=overwrite)
+        try:
+            self._copy_files(source, place, place.lacking(), options)
+            place.commit()
+        except BaseException as error:
+            place.discard()
+            if isinstance(error, WaystationError) and not isinstance(error, Cancelled):
+                with contextlib.suppress(WaystationError):
+                    tree.require_unchanged()  # else what failed may come of that
+            raise
+        return _done(held, target, source, begun_s)
 
     def _copy(self, held: Held, target: str, options: Options, begin: Callable[[], Target]) -> CopyStatistics:
         begun_s = time.monotonic()
@@ -204,41 +223,28 @@ class Copying:
             parts = place.share(source.parts)
             place.write_metadata(parts)
             place.take_what_is_there(parts)
-            self._copy_files(source, parts, place, options)
+            before = place.found_bytes + place.shared_bytes
+            self._copy_files(source, place, place.lacking(parts), options, before)
             place.commit(record, parts)
         except BaseException as error:
             # Whoever is interrupted, or cannot reach something, may want to go on.
             is_over = isinstance(error, Cancelled) and not self._may_go_on
             place.leave() if _can_go_on(error) and not is_over else place.discard()
             raise
-        files = source.files
-        nbytes = sum(file.nbytes for file in files)
-        done = CopyStatistics(
-            target,
-            len(files),
-            nbytes,
-            place.found_bytes,
-            elapsed_s=time.monotonic() - begun_s,
-            shared_bytes=place.shared_bytes,
-        )
-        _log.info(
-            "copied '%s' to '%s': %d bytes in %d files, %d of them found there, %.3f s",
-            held.target,
-            done.path,
-            done.nbytes,
-            done.files,
-            done.found_bytes,
-            done.elapsed_s,
-        )
-        return done
+        return _done(held, target, source, begun_s, place.found_bytes, place.shared_bytes)
 
     def _copy_files(
-        self, source: _Source, parts: Sequence[CopiedPart], place: Target, options: Options
+        self,
+        source: _Source,
+        place: Target | TreeTarget,
+        lacking: Sequence[tuple[str, CopiedFile]],
+        options: Options,
+        done: int = 0,
     ) -> None:
+        """Copies files to the paths that they are given with; `done` bytes of all were there."""
         total = sum(file.nbytes for file in source.files)
-        done = place.found_bytes + place.shared_bytes
         self._on_progress(done, total)
-        for batch in _batches(place.lacking(parts)):
+        for batch in _batches(lacking):
             if self._progress.cancelled:
                 raise Cancelled(f"the copy to '{place.path}' was cancelled; begin it again to go on")
             job = _native.start_copy(
@@ -280,6 +286,25 @@ class Copying:
             job.cancel()
             job.wait()
             self._progress.close()
+
+
+def _done(
+    held: Held, target: str, source: _Source, begun_s: float, found_bytes: int = 0, shared_bytes: int = 0
+) -> CopyStatistics:
+    """What a copy has done that is there now."""
+    nbytes = sum(file.nbytes for file in source.files)
+    elapsed_s = time.monotonic() - begun_s
+    done = CopyStatistics(target, len(source.files), nbytes, found_bytes, elapsed_s, shared_bytes)
+    _log.info(
+        "copied '%s' to '%s': %d bytes in %d files, %d of them found there, %.3f s",
+        held.target,
+        done.path,
+        done.nbytes,
+        done.files,
+        done.found_bytes,
+        done.elapsed_s,
+    )
+    return done
 
 
 @contextlib.contextmanager
@@ -362,16 +387,9 @@ def _opened(held: Held, *, in_store: bool) -> tuple[CheckpointRecord, _Source]:
         Unsupported: It cannot be copied.
     """
     root, target = held.root, held.target
-    layout = layout_in(root)
-    if layout is None:
+    if layout_in(root) is None:
         held.require_current()
         require_checkpoint(target)
-    if layout == "orbax":
-        raise Unsupported(
-            f"'{target}' is in a layout of Orbax, of which no copy can be committed in one act; load it and "
-            "save it to the other place, or copy its directory by other means while nothing writes to it",
-            path=target,
-        )
     record = open_checkpoint(target, root)
     if record.local is not None:
         raise Unsupported(

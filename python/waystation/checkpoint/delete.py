@@ -176,6 +176,12 @@ class _Deletion:
                 f"no process has a checkpoint at its path, such as '{self.target}'", path=self.target
             )
         opening.recognise(self.target)
+        if self._name is None:
+            raise CheckpointNotFound(
+                f"there was no checkpoint at '{self.target}', and one has come since, which stays; delete it "
+                "again if that one is to go",
+                path=self.target,
+            )
         present = ", ".join(sorted(self._present()))
         raise CheckpointableNotFound(
             f"checkpoint '{self.target}' has no checkpointable '{self._name}'; it has: {present}",

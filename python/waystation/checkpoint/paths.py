@@ -265,6 +265,8 @@ def _check_room_in_store(target: str, *, overwrite: bool, is_shared: bool) -> No
 # What tells that a checkpoint is there, or a whole sequence. In a store `name/…` and `name` look alike.
 _RESERVED_IN_STORES = frozenset({names.RECORD, *orbax_names.FILES})
 _RESERVED_START = ".waystation-"
+# Listings are documents of XML, in which these cannot be.
+_UNLISTED = frozenset("\ufffe\uffff")
 
 
 def _check_name_in_store(target: str) -> None:
@@ -275,6 +277,12 @@ def _check_name_in_store(target: str) -> None:
         InvalidInput: It has one.
     """
     _, _, key = target.partition("://")[2].partition("/")
+    if _UNLISTED.intersection(key):
+        raise InvalidInput(
+            f"{target!r} cannot be saved to: stores cannot list names with U+FFFE or U+FFFF; choose another "
+            "name",
+            path=target,
+        )
     for name in key.split("/"):
         if name in _RESERVED_IN_STORES or name.startswith(_RESERVED_START) or names.is_passing(name):
             raise InvalidInput(

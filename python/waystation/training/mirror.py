@@ -17,6 +17,7 @@ the same bytes once more, in a store without links, and one that nobody keeps up
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from waystation._errors import (
     Conflict,
     Corrupt,
     InvalidInput,
+    InvalidLayoutError,
     NotFound,
     PermissionDenied,
     Unavailable,
@@ -37,7 +39,9 @@ from waystation._errors import (
     WaystationError,
     WrongType,
 )
+from waystation.checkpoint import copy_orbax
 from waystation.checkpoint.copy import Copying, CopyStatistics, on_its_own
+from waystation.checkpoint.delete import withdraw
 from waystation.checkpoint.paths import PathLike, is_checkpoint, layout_at, natural_order, require_not_http
 from waystation.layouts.native import commit, names
 from waystation.layouts.native.records import (
@@ -47,7 +51,6 @@ from waystation.layouts.native.records import (
     Digest,
     read_vouched,
 )
-from waystation.storage.attempts import new_attempt_id
 from waystation.storage.bandwidth import Bandwidth
 from waystation.storage.leases import Leases
 from waystation.storage.store_leases import StoreLeases
@@ -58,6 +61,8 @@ _log = logging.getLogger("waystation")
 
 # That an error names.
 _MOST_NAMES = 20
+# At a checkpoint that is removed and saved again meanwhile.
+_TRIES = 3
 
 OnCheckpoint = Callable[[str], Callable[[int, int], None]]
 
@@ -72,8 +77,9 @@ class MirrorStatistics:
         equal: Those that were there.
         differing: Those that are there with other contents, and were left alone.
         damaged: Those that could not be copied, and why not: they are damaged, or at the destination
-            something that is no checkpoint has their name, or nothing can have it.
-        unsupported: Those in layouts of Orbax, and parts of saves to local storage.
+            something that is no checkpoint has their name, or nothing can have it; or they would replace a
+            checkpoint that cannot be replaced, as those in layouts of Orbax in a store.
+        unsupported: Parts of saves to local storage.
         deleted: Those that were removed, as the source does not have them.
     """
 
@@ -104,7 +110,8 @@ def mirror(
         source: The directory of checkpoints, or a location in an object store.
         destination: The directory that is to have them; it is made.
         overwrite: Replace checkpoints at the destination that differ from those of the same name, by their
-            records. Data are not read, so damage of data is neither found nor repaired.
+            records; in layouts of Orbax by their metadata, the lengths of their files, and the checksums that
+            Waystation has written. Data are not read, so damage of data is neither found nor repaired.
         delete: Remove checkpoints at the destination whose names the source has not had since the mirror
             began, once all others have been copied. Those that somebody reads stay.
             Nothing is removed where something could not be read.
@@ -247,25 +254,34 @@ class _Mirror:
         if isinstance(record, WaystationError):
             self._done.damaged[name] = record.message
             return
-        if record is None or record.local is not None:
+        if record is not None and record.local is not None:
             self._done.unsupported.append(name)
             return
-        try:
-            target = storage.located(os.path.join(self._target, name))  # or nobody could load it from there
-            with self._noting_denials(name):
-                self._copy_unless_there(name, os.path.join(self._origin, name), target)
-        except (Corrupt, InvalidInput, UnusablePath) as error:
-            self._done.damaged[name] = str(error)
-        except NotFound:
-            source = os.path.join(self._origin, name)
-            if is_checkpoint(source):
-                raise
-            _log.info("checkpoint '%s' was removed before it was copied", source)
+        refusals = (Corrupt, InvalidInput, UnusablePath) + ((Unsupported,) if record is None else ())
+        source = os.path.join(self._origin, name)
+        for number in itertools.count(1):
+            try:
+                target = storage.located(os.path.join(self._target, name))  # or nobody could load it there
+                with self._noting_denials(name):
+                    self._copy_unless_there(name, source, target)
+                return
+            except (NotFound, InvalidLayoutError) as error:
+                if not is_checkpoint(source):
+                    _log.info("checkpoint '%s' was removed before it was copied", source)
+                    return
+                if number == _TRIES:  # else another one has come in its place
+                    if isinstance(error, NotFound):
+                        raise
+                    self._done.damaged[name] = str(error)
+                    return
+            except refusals as error:
+                self._done.damaged[name] = str(error)
+                return
 
     def _copy_unless_there(self, name: str, source: str, target: str) -> None:
         for _ in range(2):  # another writer may come at any time
             if is_checkpoint(target):
-                if same(source, target):
+                if _is_same(source, target):
                     self._done.equal.append(name)
                     return
                 if not self._overwrite:
@@ -296,9 +312,18 @@ class _Mirror:
         for name in sorted(found, key=natural_order):
             if name not in present and not isinstance(found[name], PermissionDenied):
                 with leases.condemned(name) as may_go:
-                    if may_go:
-                        commit.withdraw(os.path.join(self._target, name), new_attempt_id())
+                    if may_go and self._withdraw(name, found[name]):
                         self._done.deleted.append(name)
+
+    def _withdraw(self, name: str, record: CheckpointRecord | WaystationError | None) -> bool:
+        """Removes a checkpoint at the destination; returns whether it was still the one that was listed."""
+        created_ns = record.created_ns if isinstance(record, CheckpointRecord) else None
+        try:
+            withdraw(os.path.join(self._target, name), created_ns=created_ns)
+        except Conflict as error:
+            _log.info("'%s' was not removed: %s", name, error.message)
+            return False
+        return True
 
     def _present(self) -> Collection[str]:
         """What the source has by now.
@@ -365,6 +390,14 @@ def _newest_first(
         return created_ns, natural_order(name)
 
     return sorted(found.items(), key=age, reverse=True)
+
+
+def _is_same(first: str, second: str) -> bool:
+    """Whether two checkpoints have the same contents, in whatever layout."""
+    layouts = {layout_at(first), layout_at(second)}
+    if layouts == {"orbax"}:
+        return copy_orbax.same(first, second)
+    return "orbax" not in layouts and same(first, second)
 
 
 def same(first: str, second: str) -> bool:

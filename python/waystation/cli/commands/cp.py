@@ -85,7 +85,9 @@ def _show_mirror(output: Output, done: MirrorStatistics) -> None:
     for name in done.deleted:
         output.line(f"{name}: removed, as the source does not have it")
     for name in done.unsupported:
-        output.line(f"{name}: not copied: it is not in the native layout, or a part of one", style="yellow")
+        output.line(
+            f"{name}: not copied: it is one process's part of a save to local storage", style="yellow"
+        )
     for name in done.differing:
         output.line(f"{name}: left alone: another one is there; --overwrite replaces it", style="bold red")
     for name, problem in done.damaged.items():

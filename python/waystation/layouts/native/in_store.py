@@ -493,7 +493,12 @@ def leftovers(target: str) -> list[Leftover]:
             places.setdefault(owner, []).append(os.path.basename(os.path.dirname(path)))
     for name in unnamed:
         places.setdefault(data[name], []).append(name)
-    return [leftover(target, owner, found.get(owner), places[owner]) for owner in sorted(places)]
+    return [
+        leftover(
+            target, owner, found.get(owner), [*places[owner], os.path.basename(_lease_of(target, owner))]
+        )
+        for owner in sorted(places)
+    ]
 
 
 def leftover(

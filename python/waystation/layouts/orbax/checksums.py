@@ -119,6 +119,23 @@ def encode(metadata: bytes, top: Mapping[str, Digest], checkpointables: Mapping[
     return _native.seal_json(json.dumps(record, separators=(",", ":")).encode()) + b"".join(body)
 
 
+def with_commit_file(content: bytes, committed: bytes, path: str) -> bytes:
+    """The bytes of the file for a copy that another file commits.
+
+    Args:
+        content: The bytes of the file, of the checkpoint that is copied.
+        committed: The content of the file that commits the copy.
+        path: Where the file is to be, for errors.
+
+    Raises:
+        Corrupt: The file is damaged.
+    """
+    line, newline, rest = content.partition(b"\n")
+    record = parse_object(_native.open_sealed_json(line + newline, path), path)
+    record["top"] = {**record["top"], names.COMMIT_SUCCESS: _digest_to_json(Digest.of(committed))}
+    return _native.seal_json(json.dumps(record, separators=(",", ":")).encode()) + rest
+
+
 def _without_handlers(metadata: dict[str, Any]) -> tuple[Digest, Any]:
     """A digest of what metadata say but for the handlers, and these."""
     rest = {name: value for name, value in metadata.items() if name != _HANDLERS}
@@ -237,6 +254,13 @@ class Checksums:
     def checkpointables(self) -> list[str]:
         """The checkpointables that were saved."""
         return list(self._sections)
+
+    def contents(self) -> object:
+        """What it vouches for: equal of two checkpoints whose files are equal, but for those by which they
+        are committed."""
+        top = {name: digest for name, digest in self.top.items() if name != names.COMMIT_SUCCESS}
+        sections = {name: (each.nbytes, each.crc64, each.is_tree) for name, each in self._sections.items()}
+        return self._metadata, top, sections
 
     def is_tree(self, name: str) -> bool:
         """Whether a checkpointable was saved, as a tree in Orbax's own files."""
