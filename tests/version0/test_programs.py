@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from tests.support.long import amount
+from tests.support.program_runs import run
 from tests.support.programs import Programs, running
-from tests.version0.program_runs import run
 
 PROGRAMS = Path(__file__).parent / "programs"
 CHANGE = "import waystation.compat.orbax\nwaystation.compat.orbax.install()\n"  # that is all
