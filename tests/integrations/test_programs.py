@@ -41,6 +41,7 @@ def changed(name: str, directory: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "modules", "first_kill"),
     [
+        ("trainer.py", ["transformers", "accelerate"], 9),  # which prints two lines a step
         ("loader.py", ["torchdata"], 3),
     ],
 )
