@@ -42,6 +42,7 @@ def changed(name: str, directory: Path) -> Path:
     ("name", "modules", "first_kill"),
     [
         ("trainer.py", ["transformers", "accelerate"], 9),  # which prints two lines a step
+        ("accelerated.py", ["accelerate"], 5),
         ("loader.py", ["torchdata"], 3),
     ],
 )
