@@ -43,6 +43,7 @@ def changed(name: str, directory: Path) -> Path:
     [
         ("trainer.py", ["transformers", "accelerate"], 9),  # which prints two lines a step
         ("accelerated.py", ["accelerate"], 5),
+        ("lightning_fit.py", ["pytorch_lightning", "torchdata"], 5),
         ("loader.py", ["torchdata"], 3),
     ],
 )
