@@ -13,8 +13,10 @@ from tests.support.programs import Place
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import waystation.integrations.dcp as dcp
+from waystation.errors import StructureMismatch
 
 
 class App:
@@ -109,3 +111,77 @@ def some_save(place: Place) -> list[Any]:
     dist.barrier()
     place.disconnect()
     return seen
+
+
+def pipeline(place: Place, by: str, asynchronous: bool) -> dict[str, Any]:
+    """Two pipeline stages, each on two processes: every process saves the keys of its stage, and a key of its
+    own.
+
+    Loads it all again, into stages that are the other way round, and returns what has come.
+    """
+    connect(place)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("stage", "data"))
+    stage, data = mesh["stage"].get_local_rank(), mesh["data"]
+    library: Any = genuine if by == "torch" else dcp
+    state = _stage(stage, data, filled=True)
+    state["loaders"] = {f"rank_{place.index}": bytes([place.index]) * (70_000 if place.index == 3 else 3)}
+    state["step"] = 7
+    path = place.directory / "stages"
+    if asynchronous:
+        library.async_save(state, checkpoint_id=path).result()
+    else:
+        library.save(state, checkpoint_id=path)
+    wanted = _stage(1 - stage, data, filled=False)
+    wanted["loaders"] = {f"rank_{place.index}": b""}
+    wanted["step"] = 0
+    library.load(wanted, checkpoint_id=path)
+    loaded = {name: value.full_tensor().numpy() for name, value in wanted["model"].items()}
+    seen = {
+        "model": loaded,
+        "counter": wanted[f"counter_{1 - stage}"].tolist(),
+        "loader": wanted["loaders"][f"rank_{place.index}"],
+        "step": wanted["step"],
+    }
+    dist.barrier()
+    place.disconnect()
+    return seen
+
+
+def _stage(stage: int, data: Any, *, filled: bool) -> dict[str, Any]:
+    """What the processes of a stage have: sharded parameters, and a plain tensor."""
+    torch.manual_seed(stage)
+    layers = {f"layers.{stage * 2 + number}.weight": torch.randn(5, 3) for number in range(2)}
+    model = {
+        name: distribute_tensor(value if filled else torch.zeros_like(value), data, [Shard(0)])
+        for name, value in layers.items()
+    }
+    return {"model": model, f"counter_{stage}": torch.full((2,), stage + 1 if filled else 0)}
+
+
+def other_tensors_at_one_key(place: Place) -> str:
+    """Processes with other keys, and other shapes at one of them; what is raised, and who says so."""
+    connect(place)
+    state = {"part": {"w": torch.zeros(2 + place.index), f"own_{place.index}": place.index}}
+    try:
+        dcp.save(state, checkpoint_id=place.directory / "other")
+        said = "nothing"
+    except StructureMismatch as error:
+        said = str(error)
+    dist.barrier()
+    place.disconnect()
+    return said
+
+
+def missing_in_one(place: Place) -> list[str]:
+    """A load in which one process asks for what is not there: all raise."""
+    connect(place)
+    dcp.save({"a": torch.ones(2), "b": 3}, checkpoint_id=place.directory / "c")
+    wanted: dict[str, Any] = {"a": torch.zeros(2)} if place.index else {"missing": torch.zeros(2)}
+    try:
+        dcp.load(wanted, checkpoint_id=place.directory / "c")
+        said = ["nothing"]
+    except StructureMismatch as error:
+        said = ["mismatch", str(error.context.get("process"))]
+    dist.barrier()
+    place.disconnect()
+    return said

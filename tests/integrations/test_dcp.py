@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
+import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -337,3 +339,65 @@ def test_groups_and_single_processes_save_alone(tmp_path: Path) -> None:
     assert first == [[0.0, 0.0]]
     assert second == [([1.0] * 4, 3), [1.0, 1.0]]
     assert third == [([1.0] * 4, 3), [2.0, 2.0]]
+
+
+@pytest.mark.parametrize(("by", "asynchronous"), [("ours", True), ("ours", False), ("torch", False)])
+def test_stages_with_different_keys_are_joined_as_by_torch(
+    tmp_path: Path, by: str, asynchronous: bool
+) -> None:
+    scenario = dcp_scenarios.pipeline
+    with running(scenario, by, asynchronous, count=4, framework="torch", directory=tmp_path) as programs:
+        seen = programs.values()
+    for index, found in enumerate(seen):
+        stage = 1 - index // 2  # what it has loaded
+        assert found["counter"] == [stage + 1] * 2
+        assert found["loader"] == bytes([index]) * (70_000 if index == 3 else 3)
+        assert found["step"] == 7
+        torch.manual_seed(stage)
+        for number in range(2):
+            expected = torch.randn(5, 3).numpy()
+            np.testing.assert_array_equal(found["model"][f"layers.{stage * 2 + number}.weight"], expected)
+    if by == "ours":  # any program loads all of it
+        assert not waystation.verify(tmp_path / "stages").damages
+        whole = waystation.load(tmp_path / "stages", framework="numpy")
+        assert list(whole["model"]) == [f"layers.{number}.weight" for number in range(4)]
+        assert whole["counter_1"].tolist() == [2, 2]
+        assert list(whole["loaders"]) == [f"rank_{number}" for number in range(4)]
+
+
+def test_other_tensors_at_one_key_are_an_error_in_all_processes(tmp_path: Path) -> None:
+    scenario = dcp_scenarios.other_tensors_at_one_key
+    with running(scenario, count=2, framework="torch", directory=tmp_path) as programs:
+        said = programs.values()
+    assert "an array of float32 with shape (2,)" in said[0]
+    assert "['part']['w']" in said[0]
+    assert said[1] == said[0]
+
+
+def test_a_key_that_is_missing_in_one_process_is_an_error_in_all(tmp_path: Path) -> None:
+    with running(dcp_scenarios.missing_in_one, count=2, framework="torch", directory=tmp_path) as programs:
+        assert [said[0] for said in programs.values()] == ["mismatch", "mismatch"]
+
+
+def test_a_checkpoint_of_torch_is_not_replaced_and_the_error_says_what_it_is(tmp_path: Path) -> None:
+    genuine.save({"w": torch.ones(2)}, checkpoint_id=tmp_path / "c")
+    with pytest.raises(errors.Conflict, match=r"torch\.distributed\.checkpoint.*move it away") as raised:
+        dcp.save({"w": torch.zeros(2)}, checkpoint_id=tmp_path / "c")
+    assert "inside" not in str(raised.value)
+
+
+def test_modules_that_have_the_functions_by_name_get_ours(tmp_path: Path) -> None:
+    library = types.ModuleType("library_of_this_test")
+    library.__dict__.update(write=genuine.save, read=genuine.load, own=dcp.save)
+    sys.modules[library.__name__] = library
+    try:
+        dcp.install()
+        dcp.install()
+        library.write({"w": torch.ones(2)}, checkpoint_id=tmp_path / "c")
+        assert waystation.is_checkpoint(tmp_path / "c")
+        dcp.uninstall()
+        library.write({"w": torch.ones(2)}, checkpoint_id=tmp_path / "d")
+        assert not waystation.is_checkpoint(tmp_path / "d")
+        assert library.own is dcp.save
+    finally:
+        del sys.modules[library.__name__]

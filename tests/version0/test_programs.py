@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from tests.support.long import amount
+from tests.support.program_runs import run
 from tests.support.programs import Programs, running
-from tests.version0.program_runs import run
 
 PROGRAMS = Path(__file__).parent / "programs"
 CHANGE = "import waystation.compat.orbax\nwaystation.compat.orbax.install()\n"  # that is all
@@ -41,8 +41,8 @@ def started(script: Path, run_directory: Path, directory: Path) -> Any:
     return running(run, script, arguments, count=1, framework="torch", directory=directory)
 
 
-@pytest.mark.parametrize("name", ["linen", "nnx", "composite"])
-@pytest.mark.share(3)
+@pytest.mark.parametrize("name", ["linen", "nnx", "composite", "equinox_loop", "haiku_loop", "keras_fit"])
+@pytest.mark.share(6)
 def test_a_program_is_killed_and_ends_with_the_same_bits(name: str, tmp_path: Path) -> None:
     with started(PROGRAMS / f"{name}.py", tmp_path / "theirs", tmp_path) as programs:
         expected = digest_of(programs)

@@ -32,7 +32,7 @@ from waystation.layouts.orbax import in_store as orbax_in_store
 from waystation.layouts.orbax import names as orbax_names
 from waystation.storage import write_lock
 from waystation.storage.attempts import leftovers
-from waystation.storage.foreign import described, hub_advice
+from waystation.storage.foreign import described, hub_advice, is_of_torch
 
 PathLike = str | os.PathLike[str]
 Layout = Literal["native", "orbax"]
@@ -254,6 +254,12 @@ def _check_room_in_store(target: str, *, overwrite: bool, is_shared: bool) -> No
     elif orbax_in_store.is_unfinished(present):
         if not orbax_in_store.remove_unfinished(target):
             raise orbax_in_store.taken(target)
+    elif not is_shared and is_of_torch(present):
+        raise Conflict(
+            f"'{target}' is a checkpoint of torch.distributed.checkpoint, and none of Waystation, so no save "
+            "replaces it; move it away, or choose another path",
+            path=target,
+        )
     elif not is_shared and not all(map(names.is_passing, present)):
         raise Conflict(
             f"'{target}' is not a checkpoint and not empty, so no save replaces it; remove it, save to a "
@@ -373,8 +379,11 @@ def _check_free(target: str, root: storage.Root | None) -> None:
     elif _has_lost_record(root):
         reason = f"a checkpoint that has lost its {names.RECORD}"
         advice = "copy that to it if there is another copy, remove it if there is none"
-    elif storage.entries(target, root):
+    elif entries := storage.entries(target, root):
         reason, advice = "not a checkpoint and not empty", "remove it, save to a path inside it"
+        if is_of_torch([entry.name for entry in entries]):
+            reason = "a checkpoint of torch.distributed.checkpoint, and none of Waystation"
+            advice = "move it away"
     elif (use := storage.of(target).use_of(target)) is not None:
         reason, advice = use, "save to a path inside it"
     else:

@@ -1,7 +1,9 @@
-"""Arrays that are saved by another process than the one whose framework they are of.
+"""Leaves that are described already, and so need no codec of their framework.
 
-That one says what they are and hands over their bytes; the one that saves need not have the framework, and
-the checkpoint says the same as if it had been written there.
+An array that is saved by another process than the one whose framework it is of is *carried*: that one says
+what it is and hands over its bytes; the one that saves need not have the framework, and the checkpoint says
+the same as if it had been written there. An array that only some processes of a save have is *described* in
+all of them.
 """
 
 from __future__ import annotations
@@ -55,6 +57,17 @@ class CarriedArray:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DescribedArray:
+    """An array that some processes of a save hold, or parts of it.
+
+    Attributes:
+        source: What is to be said of it, who holds what, and what this process holds, which may be nothing.
+    """
+
+    source: ArraySource
+
+
 @dataclass(frozen=True, slots=True)
 class AbstractKeys:
     """PRNG keys without their data, as they are asked for in another process.
@@ -70,4 +83,5 @@ class AbstractKeys:
 
 # Dataclasses would be taken apart as containers.
 register_leaf(CarriedArray)
+register_leaf(DescribedArray)
 register_leaf(AbstractKeys)

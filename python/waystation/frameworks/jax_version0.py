@@ -91,6 +91,11 @@ def process_count() -> int:
     return int(jax.process_count())
 
 
+def is_distributed() -> bool:
+    """Whether `jax.distributed` connects the processes of the program."""
+    return bool(jax.distributed.is_initialized())
+
+
 def broadcast_one_to_all(tree: Any, *, is_source: bool | None) -> Any:
     """The tree of one process, in all of them."""
     if jax.process_count() == 1:

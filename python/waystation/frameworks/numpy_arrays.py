@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from waystation._errors import InvalidInput, Unsupported, WaystationError, WrongType
 from waystation.frameworks import casts, dtypes
 from waystation.frameworks.base import ArraySource, Block, Codec, Contiguous, InPlace, StoredArray, Target
-from waystation.frameworks.carried import CarriedArray
+from waystation.frameworks.carried import CarriedArray, DescribedArray
 from waystation.frameworks.kinds import contiguous_by_kind, targets_by_kind
 from waystation.frameworks.storage import Storage, StorageMetadata
 from waystation.tree import register_leaf
@@ -121,8 +121,9 @@ class NumpyCodec(Codec):
     in_place: InPlace | None = _InPlace()
 
     def is_leaf(self, value: Any) -> bool:
-        """Whether `value` is a NumPy array or scalar, stands for one, or holds the bytes of another array."""
-        return isinstance(value, np.ndarray | np.generic | AbstractNumpy | AnyNumpy | CarriedArray)
+        """Whether `value` is a NumPy array or scalar, stands for one, or describes another array."""
+        kinds = np.ndarray | np.generic | AbstractNumpy | AnyNumpy | CarriedArray | DescribedArray
+        return isinstance(value, kinds)
 
     def sources(self, leaves: Sequence[Any]) -> list[ArraySource]:
         """Describes arrays and scalars, without copying."""
@@ -215,6 +216,8 @@ def host_block(array: np.ndarray[Any, Any], logical: dtypes.LogicalDtype, offset
 def _source(leaf: Any) -> ArraySource:
     if isinstance(leaf, CarriedArray):
         return leaf.source()
+    if isinstance(leaf, DescribedArray):
+        return leaf.source
     scalar = isinstance(leaf, np.generic)
     if not scalar and not isinstance(leaf, np.ndarray):
         raise InvalidInput(f"{leaf!r} is an abstract leaf; save the array itself")

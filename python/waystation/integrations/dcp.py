@@ -11,15 +11,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Iterator
+import sys
 from concurrent.futures import Future
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint
-from torch import Tensor
 from torch.distributed.checkpoint.staging import AsyncStager, BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 from torch.distributed.checkpoint.stateful import Stateful
@@ -32,8 +30,11 @@ from waystation.checkpoint import load as load_state
 from waystation.checkpoint import save as save_state
 from waystation.checkpoint import save_async as save_state_async
 from waystation.checkpoint.paths import locate
+from waystation.checkpoint.sessions import open_session
+from waystation.coordination import collective
+from waystation.integrations import differing
+from waystation.integrations.state_dicts import asked, filling, having, is_of_tensors, plain, put, taking_part
 from waystation.transfers.handle import AsyncResponse
-from waystation.tree import flatten, is_registered, unflatten
 
 __all__ = ["async_save", "install", "load", "save", "uninstall"]
 
@@ -50,6 +51,8 @@ _STORAGES = (
     genuine.FsspecWriter,
 )
 _PLANNERS = (genuine.DefaultLoadPlanner, genuine.DefaultSavePlanner)
+# What `install` has replaced: the names of a module, which of them, and what it was.
+_replaced: list[tuple[dict[str, Any], str, Any]] = []
 _METADATA_OF_TORCH = ".metadata"  # the file that torch writes last
 
 
@@ -67,7 +70,8 @@ def save(
 
     Args:
         state_dict: Tensors, DTensors, numbers, strings, None and containers of these. Of each `Stateful` its
-            `state_dict()` is saved.
+            `state_dict()` is saved. Processes may have different keys; of what several have at one key and is
+            no DTensor, one is saved, as torch does.
         checkpoint_id: The directory or location of the checkpoint.
         storage_writer: One of torch's for file systems, whose path is taken; others write formats of their
             own, and are given to torch's function.
@@ -82,6 +86,7 @@ def save(
     Raises:
         InvalidInput: No place is given.
         Conflict: There is something else than a checkpoint of Waystation at that place.
+        StructureMismatch: Two processes have different tensors at one key.
         Unsupported: A leaf is an object that only pickle could save.
         WaystationError: As `waystation.save` does.
     """
@@ -96,8 +101,9 @@ def save(
             use_collectives=use_collectives,
         )
     path = _place(checkpoint_id, storage_writer)
-    with _processes(process_group, no_dist=no_dist):
-        save_state(path, _saved(_of_stateful(state_dict)), overwrite=_may_overwrite(storage_writer))
+    with taking_part(process_group, no_dist=no_dist):
+        state = differing.joined_by_all(plain(_of_stateful(state_dict)), path)
+        save_state(path, state, overwrite=_may_overwrite(storage_writer))
     return None
 
 
@@ -147,10 +153,9 @@ def async_save(
         )
         return given
     path = _place(checkpoint_id, storage_writer)
-    with _processes(process_group, no_dist=no_dist):
-        response = save_state_async(
-            path, _saved(_of_stateful(state_dict)), overwrite=_may_overwrite(storage_writer)
-        )
+    with taking_part(process_group, no_dist=no_dist):
+        state = differing.joined_by_all(plain(_of_stateful(state_dict)), path)
+        response = save_state_async(path, state, overwrite=_may_overwrite(storage_writer))
     uploaded = _future(response)
     if async_stager is None or isinstance(async_stager, BlockingAsyncStager):
         return uploaded
@@ -172,7 +177,8 @@ def load(
 
     Tensors are loaded in place, whatever devices, meshes and placements they have; other values of the dict
     are replaced by what was saved, a list or tuple without tensors as a whole. Each `Stateful` is given its
-    part by `load_state_dict()`. The checkpoint may hold more than is asked for.
+    part by `load_state_dict()`. The checkpoint may hold more than is asked for, and processes may ask for
+    different keys.
 
     Args:
         state_dict: What is loaded.
@@ -205,38 +211,42 @@ def load(
         )
         return
     states = _of_stateful(state_dict)
-    with _processes(process_group, no_dist=no_dist) as options:
-        options.pytree.loading.partial_load = True
-        options.pytree.loading.keep_missing = getattr(planner, "allow_partial_load", False)
-        options.array.loading.in_place = True
-        with _in_effect(options):
-            loaded = _loaded(path, states)
+    keep_missing = getattr(planner, "allow_partial_load", False)
+    with (
+        taking_part(process_group, no_dist=no_dist) as options,
+        filling(options, keep_missing=keep_missing),
+    ):
+        loaded = _loaded_by_all(path, states)
     for key, value in state_dict.items():
         if isinstance(value, Stateful):
-            value.load_state_dict(_put(states[key], loaded[key]))
+            value.load_state_dict(put(states[key], loaded[key]))
         else:
-            state_dict[key] = _put(value, loaded[key])
+            state_dict[key] = put(value, loaded[key])
 
 
 def install() -> None:
     """Puts `save`, `load` and `async_save` in the place of torch's, for libraries that call these.
 
-    Call it before such a library is imported: what has taken a function from the module by then keeps it.
+    Modules that have imported the functions by name get the new ones, too. What keeps one of torch's
+    elsewhere (an attribute of an object, the default of an argument) keeps it.
     """
-    _put_in_place(save, load, async_save)
+    ours = {id(_SAVE): save, id(_LOAD): load, id(_ASYNC_SAVE): async_save}
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", None)
+        if names is globals() or not isinstance(names, dict):
+            continue
+        for name, value in list(names.items()):
+            if id(value) in ours:
+                names[name] = ours[id(value)]
+                _replaced.append((names, name, value))
 
 
 def uninstall() -> None:
-    """Puts torch's own functions back."""
-    _put_in_place(_SAVE, _LOAD, _ASYNC_SAVE)
-
-
-def _put_in_place(*functions: Any) -> None:
-    modules = (genuine, genuine.state_dict_saver, genuine.state_dict_loader)
-    for function, name in zip(functions, ("save", "load", "async_save"), strict=True):
-        for module in modules:
-            if hasattr(module, name):
-                setattr(module, name, function)
+    """Puts torch's own functions back where `install` has replaced them."""
+    while _replaced:
+        names, name, value = _replaced.pop()
+        if names.get(name) in (save, load, async_save):
+            names[name] = value
 
 
 def __getattr__(name: str) -> Any:
@@ -264,32 +274,6 @@ def _may_overwrite(writer: Any) -> bool:
     return bool(getattr(writer, "overwrite", True))
 
 
-@contextlib.contextmanager
-def _processes(group: dist.ProcessGroup | None, *, no_dist: bool) -> Iterator[Any]:
-    """Has the processes of a group take part; gives the options, for more of them."""
-    options = in_effect.current_options().thawed()
-    if dist.is_available() and dist.is_initialized():
-        ranks: Collection[int] | None = None
-        if no_dist:
-            ranks = {dist.get_rank()}
-        elif group is not None:
-            ranks = dist.get_process_group_ranks(group)
-        if ranks is not None and len(ranks) < dist.get_world_size():
-            options.multiprocessing.active_processes = set(ranks)
-            options.multiprocessing.primary_host = min(ranks)
-    with _in_effect(options):
-        yield options
-
-
-@contextlib.contextmanager
-def _in_effect(options: Any) -> Iterator[None]:
-    in_effect.enter(options.frozen())
-    try:
-        yield
-    finally:
-        in_effect.leave()
-
-
 def _of_stateful(state_dict: dict[str, Any]) -> dict[str, Any]:
     """What is saved of each value, or loaded into it."""
     return {
@@ -297,32 +281,30 @@ def _of_stateful(state_dict: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _saved(value: Any) -> Any:
-    """A value with plain dicts and tuples for subclasses of these that no program can have registered.
-
-    The milestones of a `MultiStepLR` are a `Counter`. A load puts the entries into what it is given.
-    """
-    kind = type(value)
-    if kind in (dict, OrderedDict, defaultdict) or (isinstance(value, dict) and not is_registered(kind)):
-        pairs = [(key, _saved(child)) for key, child in value.items()]
-        if kind is defaultdict:
-            return defaultdict(value.default_factory, pairs)
-        return OrderedDict(pairs) if kind is OrderedDict else dict(pairs)
-    if kind is list or kind is tuple or kind is torch.Size:
-        children = [_saved(child) for child in value]
-        return children if kind is list else tuple(children)
-    return value
+def _loaded_by_all(path: str, states: dict[str, Any]) -> dict[str, Any]:
+    """Loads what all processes ask for: together if that is the same, else each its own, and all or none."""
+    options = in_effect.current_options()
+    with contextlib.closing(open_session(f"keys of '{path}'", options)) as session:
+        if not differing.have_same_keys(states, session):
+            own = session.processes[session.process_index]
+            alone = options.thawed()
+            alone.multiprocessing.active_processes = {own}
+            alone.multiprocessing.primary_host = own
+            with having(alone):
+                loaded, _ = collective.attempt(session, lambda: _loaded(path, states))
+            return loaded
+    return _loaded(path, states)
 
 
 def _loaded(path: str, states: dict[str, Any]) -> dict[str, Any]:
     """Loads tensors as they are, and in the places of other values what is stored there."""
     loaded: dict[str, Any]
-    if _is_of_tensors(states):
+    if is_of_tensors(states):
         loaded = load_state(path, states)
         return loaded
     found = metadata(path)
     try:
-        loaded = load_state(path, _asked(states, found.metadata))
+        loaded = load_state(path, asked(states, found.metadata))
     except StructureMismatch:
         _require_same_version(path, found)
         raise
@@ -337,71 +319,6 @@ def _require_same_version(path: str, found: CheckpointMetadata[Any]) -> None:
             f"'{path}' was replaced while it was loaded; load it again (tensors may hold a part of it)",
             path=path,
         )
-
-
-def _is_of_tensors(value: Any) -> bool:
-    """Whether there is nothing but tensors in dicts."""
-    if isinstance(value, dict):
-        return all(map(_is_of_tensors, value.values()))
-    return isinstance(value, Tensor)
-
-
-def _is_open(value: Any) -> bool:
-    """Whether a list or tuple is loaded element by element, as torch does: another one is a single value."""
-    return isinstance(value, list | tuple) and any(
-        isinstance(child, Tensor) or _is_open(child) or (isinstance(value, list) and isinstance(child, dict))
-        for child in value
-    )
-
-
-def _asked(given: Any, stored: Any) -> Any:
-    """What to ask for in the place of a value, where `stored` describes what the checkpoint has there."""
-    if isinstance(given, dict):
-        known = stored if isinstance(stored, dict) else {}
-        return {key: _asked(child, known[key]) if key in known else child for key, child in given.items()}
-    if _is_open(given):
-        kept = list(stored) if isinstance(stored, list | tuple) else []
-        return _like(
-            given, [_asked(*both) for both in zip(given, kept, strict=False)] + list(given[len(kept) :])
-        )
-    if isinstance(given, Tensor):
-        return None if stored is None else given
-    leaves, structure = flatten(given)
-    if given is None or isinstance(given, list | tuple) or (len(leaves) == 1 and leaves[0] is given):
-        return stored  # a single value, and of any kind
-    stored_leaves, stored_structure = flatten(stored)
-    by_path = dict(zip(stored_structure.key_paths(), stored_leaves, strict=True))
-    paths = structure.key_paths()
-    return unflatten(
-        structure,
-        [
-            leaf if isinstance(leaf, Tensor) else by_path.get(path, leaf)
-            for leaf, path in zip(leaves, paths, strict=True)
-        ],
-    )
-
-
-def _like(given: Any, children: list[Any]) -> Any:
-    """A list, tuple or named tuple of the class of another one."""
-    if isinstance(given, list):
-        return children
-    make = getattr(type(given), "_make", tuple)
-    return make(children)
-
-
-def _put(given: Any, loaded: Any) -> Any:
-    """The loaded value, in the dicts and lists that were given."""
-    if isinstance(given, dict) and isinstance(loaded, dict):
-        for key, value in loaded.items():
-            given[key] = _put(given[key], value)
-        return given
-    if _is_open(given) and isinstance(loaded, list | tuple):
-        children = [_put(own, value) for own, value in zip(given, loaded, strict=True)]
-        if not isinstance(given, list):
-            return _like(given, children)
-        given[:] = children
-        return given
-    return loaded
 
 
 def _future(response: AsyncResponse[None]) -> Future[Any]:

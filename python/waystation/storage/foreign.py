@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 
 _LOOKED_AT_BYTES = 512
 _LFS = b"version https://git-lfs"
@@ -79,9 +80,15 @@ def _described_archive(first: bytes, path: str) -> str | None:
     return _BY_SUFFIX.get(os.path.splitext(path)[1].lower())
 
 
+def is_of_torch(names: Iterable[str]) -> bool:
+    """Whether these are the files of a checkpoint of `torch.distributed.checkpoint`, or of a save that has
+    not ended."""
+    return any(name.endswith(".distcp") for name in names)
+
+
 def _described_directory(path: str) -> str | None:
     names = sorted(os.listdir(path))
-    if ".metadata" in names and any(name.endswith(".distcp") for name in names):
+    if ".metadata" in names and is_of_torch(names):
         return (
             "a checkpoint of torch.distributed.checkpoint; 'torch.distributed.checkpoint.load' opens it, and "
             "'python -m torch.distributed.checkpoint.format_utils dcp_to_torch' converts it"

@@ -49,6 +49,19 @@ class ScratchDirectory:
         """The path of a file or directory in it; the name may have directories, divided by `/`."""
         return os.path.join(self.path, *name.split("/"))
 
+    def write(self, name: str, content: bytes) -> None:
+        """Writes a file in it, for a program that reads nothing but files.
+
+        Raises:
+            PermissionDenied, Unavailable, DiskFull: It cannot be written.
+        """
+        path = self.below(name)
+        try:
+            with open(path, "wb") as file:
+                file.write(content)
+        except OSError as error:
+            raise from_os_error(error, "write", path) from error
+
     def remove(self) -> None:
         """Removes it with all that is in it; once is enough."""
         if self._path is not None and self._owner.is_here:

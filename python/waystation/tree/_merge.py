@@ -103,15 +103,21 @@ def _shown(value: Any) -> str:
 _BOTH = 2  # a mapping of both structures, among the numbers of the structures
 
 
-def union(first: Structure, second: Structure) -> tuple[Structure, list[int]]:
+def union(first: Structure, second: Structure, *, keep_first: bool = False) -> tuple[Structure, list[int]]:
     """Joins two structures.
+
+    Args:
+        first: One of them.
+        second: The other.
+        keep_first: Where both have something other than a mapping, keep what the first has.
 
     Returns:
         The union, and for each of its leaves which one it was: those of the second are counted from the
         number of leaves of the first.
 
     Raises:
-        Conflict: Both have something at the same place other than a mapping; names the place.
+        Conflict: Both have something at the same place other than a mapping, and the first is not to be kept;
+            names the place.
     """
     sides = Outline(first), Outline(second)
     nodes: list[Node] = []
@@ -120,6 +126,8 @@ def union(first: Structure, second: Structure) -> tuple[Structure, list[int]]:
     pending: list[tuple[int, int, int]] = [(_BOTH, 0, 0)]
     while pending:
         which, here, there = pending.pop()
+        if which == _BOTH and keep_first and not _are_mappings(sides, here, there):
+            which = 0
         if which == _BOTH:
             node, children = _joined(first, sides, here, there)
             nodes.append(node)
@@ -132,12 +140,16 @@ def union(first: Structure, second: Structure) -> tuple[Structure, list[int]]:
     return Structure(nodes, len(leaves)), leaves
 
 
+def _are_mappings(sides: tuple[Outline, Outline], here: int, there: int) -> bool:
+    return all(node.kind in MAPPING_KINDS for node in (sides[0].nodes[here], sides[1].nodes[there]))
+
+
 def _joined(
     first: Structure, sides: tuple[Outline, Outline], here: int, there: int
 ) -> tuple[Node, list[tuple[int, int, int]]]:
     """The mapping that two become, and where its children are."""
     have, more = sides[0].nodes[here], sides[1].nodes[there]
-    if have.kind not in MAPPING_KINDS or more.kind not in MAPPING_KINDS:
+    if not _are_mappings(sides, here, there):
         place = format_key_path(first.paths_of([here])[0])
         raise Conflict(f"both have {place}; only what is not there yet can be added", array=place)
     ours = dict(zip(have.keys, sides[0].children(here), strict=True))

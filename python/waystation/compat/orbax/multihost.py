@@ -15,6 +15,7 @@ __all__ = [
     "broadcast_one_to_all",
     "get_barrier_sync_fn",
     "initialize_runtime_to_distributed_ids",
+    "is_jax_distributed_client_initialized",
     "is_pathways_backend",
     "is_primary_host",
     "is_runtime_to_distributed_ids_initialized",
@@ -28,6 +29,7 @@ __all__ = [
 _DEADLINE_S = 300
 is_pathways_backend = jax_public.is_pathways_backend
 process_count = jax.process_count
+is_jax_distributed_client_initialized = jax.is_distributed
 
 
 class BarrierSyncFn(Protocol):

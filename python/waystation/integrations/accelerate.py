@@ -1,0 +1,122 @@
+"""What an `Accelerator` has prepared, saved and loaded: `save_state(accelerator, path)`,
+`load_state(accelerator, path)`.
+
+They stand in the place of `accelerator.save_state(path)` and `accelerator.load_state(path)`, and save the
+same: models, optimizers, schedulers, the loss scale, what `register_for_checkpointing` was given, and of each
+process the generators of random numbers and stateful data loaders. Models and moments are saved as they are
+sharded and load in any number of processes. Invariant: everything of a checkpoint is committed in one act.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from waystation._errors import Unsupported
+from waystation.integrations import dcp, state_dicts
+
+__all__ = ["load_state", "save_state", "save_state_async"]
+
+
+def save_state(accelerator: Any, path: str | os.PathLike[str]) -> None:
+    """Saves what an `Accelerator` has prepared; all processes call it.
+
+    Hooks of `register_save_state_pre_hook` are not called.
+
+    Args:
+        accelerator: The `accelerate.Accelerator`.
+        path: The directory or location of the checkpoint; one of Waystation that is there is replaced.
+
+    Raises:
+        Unsupported: DeepSpeed or Megatron-LM keep the models.
+        WaystationError: As `waystation.save` raises it.
+    """
+    dcp.save(_saved(accelerator), checkpoint_id=path)
+
+
+def save_state_async(accelerator: Any, path: str | os.PathLike[str]) -> Future[None]:
+    """Saves what an `Accelerator` has prepared, in the background; takes what `save_state` takes.
+
+    Returns:
+        A future, whose result is None once the checkpoint is committed. Training goes on at once.
+    """
+    future: Any = dcp.async_save(_saved(accelerator), checkpoint_id=path)
+    given: Future[None] = future
+    return given
+
+
+def load_state(accelerator: Any, path: str | os.PathLike[str]) -> None:
+    """Loads into what an `Accelerator` has prepared; all processes call it, after `prepare`.
+
+    In another number of processes than saved it, the processes that are new begin with their own generators
+    and at the start of their stateful data loaders.
+
+    Args:
+        accelerator: The `accelerate.Accelerator`.
+        path: The checkpoint, which `save_state` has saved.
+
+    Raises:
+        CheckpointNotFound: There is none.
+        StructureMismatch: It has other models, or other numbers of optimizers, schedulers and registered
+            objects. WaystationError: As `waystation.load` raises it.
+    """
+    state = _state(accelerator) | {"processes": None}
+    dcp.load(state, checkpoint_id=path)
+    own = state["processes"].get(state_dicts.this_process())
+    set_state_dict(
+        *_modules(accelerator), model_state_dict=state["models"], optim_state_dict=state["optimizers"]
+    )
+    for name, objects in _others(accelerator).items():
+        for each, loaded in zip(objects, state[name], strict=True):
+            each.load_state_dict(loaded)
+    accelerator.step = state["step"]
+    if own is not None:
+        for loader, loaded in zip(_stateful_loaders(accelerator), own["loaders"], strict=True):
+            loader.load_state_dict(loaded)
+        state_dicts.set_generators(own["generators"])
+
+
+def _saved(accelerator: Any) -> dict[str, Any]:
+    own = {
+        "loaders": [loader.state_dict() for loader in _stateful_loaders(accelerator)],
+        "generators": state_dicts.generators(),
+    }
+    return _state(accelerator) | {"processes": {state_dicts.this_process(): own}}
+
+
+def _state(accelerator: Any) -> dict[str, Any]:
+    """What all processes have together."""
+    models, optimizers = get_state_dict(*_modules(accelerator))
+    others = {name: [each.state_dict() for each in found] for name, found in _others(accelerator).items()}
+    return {"models": models, "optimizers": optimizers, **others, "step": accelerator.step}
+
+
+def _modules(accelerator: Any) -> tuple[torch.nn.Module, list[torch.optim.Optimizer]]:
+    """The models as one, by their numbers, and the optimizers that accelerate has wrapped."""
+    kind = getattr(accelerator.distributed_type, "value", "")
+    if kind in ("DEEPSPEED", "MEGATRON_LM"):
+        raise Unsupported(
+            f"{kind} keeps models in a form of its own, which only its own functions save; call "
+            "accelerator.save_state and accelerator.load_state"
+        )
+    models = torch.nn.ModuleDict({str(number): model for number, model in enumerate(accelerator._models)})
+    return models, [optimizer.optimizer for optimizer in accelerator._optimizers]
+
+
+def _others(accelerator: Any) -> dict[str, list[Any]]:
+    """What has a `state_dict()`, and is the same in all processes."""
+    return {
+        "schedulers": accelerator._schedulers,
+        "registered": accelerator._custom_objects,
+        "scalers": [] if accelerator.scaler is None else [accelerator.scaler],
+    }
+
+
+def _stateful_loaders(accelerator: Any) -> list[Any]:
+    return [
+        loader for loader in accelerator._dataloaders if getattr(loader, "use_stateful_dataloader", False)
+    ]

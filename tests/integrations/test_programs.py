@@ -1,0 +1,135 @@
+"""Programs of torch's libraries with the lines changed that the documentation changes: killed, they resume
+bit by bit."""
+
+from __future__ import annotations
+
+import random
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.long import amount
+from tests.support.program_runs import run, run_some
+from tests.support.programs import Programs, running
+
+PROGRAMS = Path(__file__).parent / "programs"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "torch-programs.md"
+STEPS = 8
+MOST_CHANGES = 3
+
+
+def changed(name: str, directory: Path) -> Path:
+    """A program with the lines changed that the page shows; those beside them have to be there, too."""
+    program = (PROGRAMS / name).read_text()
+    shown = re.search(rf'^```diff title="{name}"\n(.*?)^```', PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert shown, f"{PAGE.name} shows no changes of {name}"
+    for sign in "-+":
+        assert len(re.findall(rf"^\{sign}", shown[1], re.MULTILINE)) <= MOST_CHANGES
+    for hunk in shown[1].rstrip("\n").split("\n\n"):
+        lines = hunk.split("\n")
+        before = "\n".join(line[1:] for line in lines if line[0] != "+") + "\n"
+        after = "\n".join(line[1:] for line in lines if line[0] != "-") + "\n"
+        assert program.count(before) == 1, before
+        program = program.replace(before, after)
+    target = directory / f"changed_{name}"
+    target.write_text(program)
+    return target
+
+
+@pytest.mark.parametrize(
+    ("name", "modules", "first_kill"),
+    [
+        ("trainer.py", ["transformers", "accelerate"], 9),  # which prints two lines a step
+        ("accelerated.py", ["accelerate"], 5),
+        ("lightning_fit.py", ["pytorch_lightning", "torchdata"], 5),
+        ("loader.py", ["torchdata"], 3),
+    ],
+)
+@pytest.mark.long
+def test_a_killed_program_ends_with_the_bits_of_the_library_without_a_kill(
+    name: str, modules: list[str], first_kill: int, tmp_path: Path
+) -> None:
+    for module in modules:
+        if find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+    chance = random.Random(name)
+    theirs, ours = [str(tmp_path / "theirs"), str(STEPS)], [str(tmp_path / "ours"), str(STEPS)]
+    with_ours = changed(name, tmp_path)
+    kills = [(with_ours, ours, first_kill + chance.randrange(2)) for _ in range(amount(1, 8))]
+    runs = [(PROGRAMS / name, theirs, None), *kills, (with_ours, ours, None)]
+    imported = [*modules, *(["transformers.trainer"] if "transformers" in modules else [])]
+    with running(run_some, imported, runs, count=1, framework="torch", directory=tmp_path) as programs:
+        (ended,) = programs.end()
+    assert isinstance(ended.value, list), ended.output
+    expected, *_, last = ended.value
+    assert expected[-1].startswith("digest")
+    assert last[-1] == expected[-1], ended.output
+    assert len(last) < len(expected), "it has resumed"
+
+
+# ---- several processes -------------------------------------------------------------------------
+
+
+def started(script: Path, count: int, arguments: list[str], directory: Path) -> Any:
+    return running(run, script, arguments, count=count, framework="torch", directory=directory)
+
+
+def line_of(programs: Programs) -> list[str]:
+    """The next line that a program prints, which only its first process does."""
+    try:
+        return str(programs.report(0)).split()
+    except AssertionError as error:
+        error.add_note(str(programs.end()))
+        raise
+
+
+def to_the_end(programs: Programs) -> dict[tuple[str, ...], str]:
+    """What a program says on its way."""
+    said: dict[tuple[str, ...], str] = {}
+    while ("end",) not in said:
+        *words, digest = line_of(programs)
+        said[tuple(words)] = digest
+    programs.values()
+    return said
+
+
+def test_fsdp_with_asynchronous_saves_is_killed_and_resumed(tmp_path: Path) -> None:
+    chance = random.Random(5)
+    with started(PROGRAMS / "fsdp.py", 2, [str(tmp_path / "theirs"), "6", "1"], tmp_path) as programs:
+        expected = to_the_end(programs)
+    script, arguments = changed("fsdp.py", tmp_path), [str(tmp_path / "ours"), "6", "1"]
+    for _ in range(amount(1, 12)):
+        with started(script, 2, arguments, tmp_path) as programs:
+            for _ in range(chance.randint(3, 5)):
+                if line_of(programs)[0] == "end":
+                    break
+            programs.signal(chance.randrange(2))  # while a save is under way, perhaps
+    with started(script, 2, arguments, tmp_path) as programs:
+        said = to_the_end(programs)
+    ((_, step), digest) = next(iter(said.items()))
+    assert digest == expected["step", step], "it was loaded as it was"
+    assert said["end",] == expected["end",]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("count", "tensor_parallel"), [(4, 2), (2, 1), (1, 1), (3, 1)])
+@pytest.mark.share(4)
+def test_fsdp_of_two_axes_resumes_on_other_meshes(tmp_path: Path, count: int, tensor_parallel: int) -> None:
+    script = changed("fsdp.py", tmp_path)
+    said: dict[tuple[str, ...], str] = {}
+    with started(script, 4, [str(tmp_path / "run"), "6", "2"], tmp_path) as programs:
+        while ("step", "4") not in said:
+            *words, digest = line_of(programs)
+            said[tuple(words)] = digest
+        programs.signal(3)
+    arguments = [str(tmp_path / "run"), "8", str(tensor_parallel)]
+    if (count, tensor_parallel) != (4, 2):
+        arguments.append("dataloader")  # of other ranks
+    with started(script, count, arguments, tmp_path) as programs:
+        resumed = to_the_end(programs)
+    ((word, step), digest) = next(iter(resumed.items()))
+    assert word == "loaded"
+    assert int(step) >= 3
+    assert digest == said["step", step]
