@@ -23,7 +23,7 @@ export CARGO_INCREMENTAL := 0
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help build versitygw azurite fake-gcs-server test test-rust test-python test-long lint lint-style lint-types lint-rust format bench bench-distributed bench-loading-experiments bench-startup-vllm orbax-users demo docs wheel check-packages wheels test-wheels fuzz torture size lock clean
+.PHONY: help build versitygw azurite fake-gcs-server test test-rust test-python test-long lint lint-style lint-types lint-rust format bench bench-distributed bench-loading-experiments bench-startup-vllm orbax-users demo docs screenshots wheel check-packages wheels test-wheels fuzz torture size lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-26s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -101,6 +101,9 @@ demo: build ## train, kill, resume on other devices, and compare the losses
 docs: build ## build the documentation into target/site; a broken link is an error
 	$(PYTHON) -m mkdocs build --strict --quiet
 	@echo "open target/site/index.html"
+
+screenshots: build ## take the pictures of the window in docs/images anew (needs Chromium)
+	PYTHONPATH=$(CURDIR) $(PYTHON) tools/window_screenshots.py
 
 wheel: build ## build the wheel and the sdist into dist/
 	rm -rf dist

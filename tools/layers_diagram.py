@@ -21,6 +21,7 @@ PICTURE = ROOT / "docs" / "images" / "layers.svg"
 # The purpose of each box, as ARCHITECTURE.md has it in full.
 PURPOSES = {
     "cli": "commands",
+    "view": "the window, a web page",
     "waystation_demo": "programs that use the library",
     "waystation_launch": "processes of a program",
     "runtime": "one controller, many hosts",

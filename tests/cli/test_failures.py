@@ -22,7 +22,7 @@ from waystation.errors import Unavailable
 from .conftest import SCRIPT, Outcome, normalised
 
 TOPICS = {
-    "Checkpoints": ["inspect", "ls", "sum", "verify", "diff", "export", "cp", "mirror", "gc"],
+    "Checkpoints": ["inspect", "ls", "sum", "verify", "diff", "view", "export", "cp", "mirror", "gc"],
     "Getting started": ["demo", "doctor"],
     "Programs and clusters": ["launch", "runtime", "program"],
     "Memory tier": ["placement", "agent", "top"],

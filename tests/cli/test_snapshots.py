@@ -51,6 +51,7 @@ CALLS: dict[str, list[str]] = {
         "runs/step_1 runs/step_2 --atol 1",
         "runs/step_1 absent",
     ],
+    "view": ["absent", "model/model.safetensors"],
     "export": [
         "runs/step_1 out",
         "runs/step_1 out.npz --select w",

@@ -20,6 +20,7 @@ PACKAGE = PYTHON / "waystation"
 LAYERS: list[set[str]] = [
     {"__main__"},
     {"cli"},
+    {"view"},
     {"waystation_demo"},
     {"waystation_launch"},
     {"arrays", "multihost", "options", "partial", "path", "telemetry"},  # public, and no layer imports them

@@ -46,6 +46,8 @@ class ValueDifference:
         unequal_nans: Elements that are NaN in one checkpoint only.
         first_index: Index of the first element that differs.
         first_values: Its text in both checkpoints.
+        norm: The Euclidean norm of the differences: the root of the sum of their squares, of elements that
+            differ by more than is tolerated and are NaN in neither checkpoint. None where `max_absolute` is.
     """
 
     elements: int
@@ -55,6 +57,7 @@ class ValueDifference:
     unequal_nans: int
     first_index: tuple[int, ...]
     first_values: tuple[str, str]
+    norm: float | None = None
 
 
 class Tally:
@@ -74,6 +77,7 @@ class Tally:
         self._unequal_nans = 0
         self._max_absolute: float | None = None
         self._max_relative: float | None = None
+        self._squares = np.longdouble(0)
         self._first: tuple[tuple[int, ...], tuple[str, str]] | None = None
 
     def add(self, box: Box, one: Values, two: Values) -> None:
@@ -96,6 +100,7 @@ class Tally:
             self._max_relative,
             self._unequal_nans,
             *self._first,
+            None if self._max_absolute is None else float(np.sqrt(self._squares)),
         )
 
     def _add_block(self, start: int, one: Values, two: Values) -> None:
@@ -137,6 +142,7 @@ class Tally:
         self._unequal_nans += int(np.count_nonzero(counted & (nans[0] != nans[1])))
         measured = counted & ~(nans[0] | nans[1])
         self._max_absolute = _larger(self._max_absolute, gap[measured])
+        self._squares += np.square(gap[measured], dtype=np.longdouble).sum()
         self._max_relative = _larger(self._max_relative, np.nan_to_num(relative[measured], nan=1.0))
         return counted
 

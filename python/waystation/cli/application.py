@@ -19,6 +19,10 @@ from waystation.cli.arguments import (
     CHECKPOINTS,
     GETTING_STARTED,
     PROGRAMS,
+    AgentDirectory,
+    AgentHosts,
+    AgentMetrics,
+    AgentMetricsPort,
     AsJson,
     GroupByTopic,
     Storage,
@@ -257,6 +261,45 @@ def _diff(
         from waystation.cli.commands import diff
 
         diff.run(output, first, second, atol, rtol, structure_only=structure_only)
+
+
+@application.command("view", rich_help_panel=CHECKPOINTS)
+def _view(
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="PATH...",
+            help="Checkpoints, directories that hold them, or locations such as s3://bucket/run; timelines "
+            "(.json, .jsonl) and logs of programs, whose waits are then shown.",
+            parser=place,
+            autocompletion=complete_path,
+        ),
+    ] = None,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port of the page; 0 takes one that is free.")
+    ] = 0,
+    no_browser: Annotated[
+        bool, typer.Option("--no-browser", help="Print the address, and open no browser.")
+    ] = False,
+    directory: AgentDirectory = None,
+    metrics: AgentMetrics = None,
+    hosts: AgentHosts = None,
+    metrics_port: AgentMetricsPort = 9464,
+    storage: Storage = None,
+    as_json: AsJson = False,
+    traceback: Traceback = False,
+) -> None:
+    """Show checkpoints, runs, timelines and agents in a web page that only this machine can open.
+
+    Runs until Ctrl-C, and changes nothing. --json prints the address as a document, and opens no browser.
+    With --directory, --metrics or --hosts the page also watches agents, as 'top' does. Without PATH it shows
+    the working directory.
+    """
+    with reporting(as_json, traceback, storage) as output:
+        from waystation.cli.commands import top, view
+
+        agents = top.Request(directory, metrics or [], hosts, metrics_port, interval_s=1.0, once=False)
+        view.run(output, view.Request(paths or ["."], port, not no_browser, agents))
 
 
 @application.command("export", rich_help_panel=CHECKPOINTS)

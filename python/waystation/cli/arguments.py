@@ -8,6 +8,7 @@ that help needs.
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -29,6 +30,24 @@ Storage = Annotated[
         "AZURE_…) is read first, and is the place for credentials: others can see the arguments of "
         "a process.",
     ),
+]
+
+# Which agents are watched.
+AgentDirectory = Annotated[
+    Path | None, typer.Option("--directory", metavar="DIR", help="Store of an agent on this host.")
+]
+AgentMetrics = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metrics", metavar="HOST:PORT", help="Address at which an agent serves metrics; repeatable."
+    ),
+]
+AgentHosts = Annotated[
+    Path | None,
+    typer.Option("--hosts", metavar="FILE", help="JSON file that lists the hosts of the agents."),
+]
+AgentMetricsPort = Annotated[
+    int, typer.Option("--metrics-port", help="Port at which the agents of the file serve metrics.")
 ]
 
 CHECKPOINTS = "Checkpoints"

@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from waystation.cli.arguments import MEMORY, AsJson, Traceback
+from waystation.cli.arguments import (
+    MEMORY,
+    AgentDirectory,
+    AgentHosts,
+    AgentMetrics,
+    AgentMetricsPort,
+    AsJson,
+    Traceback,
+)
 from waystation.cli.reporting import reporting
 
 _COMMANDS = typer.Typer()
@@ -71,23 +79,10 @@ def _agent(
 
 @_COMMANDS.command("top", rich_help_panel=MEMORY)
 def _top(
-    directory: Annotated[
-        Path | None,
-        typer.Option("--directory", metavar="DIR", help="Store of an agent on this host."),
-    ] = None,
-    metrics: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--metrics", metavar="HOST:PORT", help="Address at which an agent serves metrics; repeatable."
-        ),
-    ] = None,
-    hosts: Annotated[
-        Path | None,
-        typer.Option("--hosts", metavar="FILE", help="JSON file that lists the hosts of the agents."),
-    ] = None,
-    metrics_port: Annotated[
-        int, typer.Option("--metrics-port", help="Port at which the agents of the file serve metrics.")
-    ] = 9464,
+    directory: AgentDirectory = None,
+    metrics: AgentMetrics = None,
+    hosts: AgentHosts = None,
+    metrics_port: AgentMetricsPort = 9464,
     interval: Annotated[
         float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Time between two updates.")
     ] = 1.0,

@@ -34,7 +34,7 @@ class Output:
 
     def document(self, value: Any) -> None:
         """Prints the JSON document of a command; called once, and only if it is wanted."""
-        sys.stdout.write(json.dumps(_strict(value), indent=2, allow_nan=False) + "\n")
+        sys.stdout.write(encoded(value, indent=2) + "\n")
 
     def line(self, text: str = "", style: str | None = None) -> None:
         """Prints a line for people, whole, however wide the terminal is."""
@@ -143,6 +143,11 @@ def _console(*, stderr: bool) -> Console:
             raise  # noqa: PLE0704 - called where the error is handled
 
     return _Console(stderr=stderr, width=width, soft_wrap=width is not None, legacy_windows=False)
+
+
+def encoded(value: Any, indent: int | None = None) -> str:
+    """A document as text, in one line unless it is indented."""
+    return json.dumps(_strict(value), indent=indent, allow_nan=False)
 
 
 def _strict(value: Any) -> Any:

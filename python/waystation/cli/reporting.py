@@ -13,6 +13,7 @@ import sys
 import traceback as tracebacks
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import typer
@@ -56,8 +57,6 @@ def reporting(
         store: How object stores are reached, `NAME=VALUE` each.
         verifies: Whether the command is `verify`, which is then not advised.
     """
-    from waystation.errors import WaystationError
-
     output = Output(as_json=as_json)
     try:
         try:
@@ -73,24 +72,61 @@ def reporting(
     except BrokenPipeError:  # whoever read the output has gone, and needs no message
         _give_up_stdout()
         raise typer.Exit(PIPE_CLOSED) from None
-    except WaystationError as error:
+    except Exception as error:
+        if _is_full_output(error):
+            _give_up_stdout()
+        _report(output, told_of(error, verifies=verifies), show_traceback)
+        raise typer.Exit(FAILED) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What is said of an error.
+
+    Attributes:
+        kind: Of `waystation.errors`.
+        message: What has failed.
+        context: Where, as far as the message does not say so.
+        hint: What to try next, where the message does not say so.
+    """
+
+    kind: str
+    message: str
+    context: dict[str, Any]
+    hint: str | None
+
+    def document(self) -> dict[str, Any]:
+        """As commands print it for programs."""
+        told = {"kind": self.kind, "message": self.message, "context": self.context, "hint": self.hint}
+        return {"error": told}
+
+
+def told_of(error: Exception, *, verifies: bool = False) -> Told:
+    """What is said of an error that has ended a command, or would have.
+
+    Args:
+        error: Any.
+        verifies: Whether the command is `verify`, which is then not advised.
+    """
+    from waystation.errors import WaystationError
+
+    if isinstance(error, WaystationError):
         hint = None if verifies and error.kind == "Corrupt" else _HINTS.get(error.kind)
         message = error.message
         for argument, option in _OPTIONS.items():
             message = message.replace(argument, option)
-        _report(output, error.kind, message, _shown_context(error), hint, show_traceback)
-        raise typer.Exit(FAILED) from None
-    except MemoryError:
+        return _told(error.kind, message, _shown_context(error), hint)
+    if isinstance(error, MemoryError):
         message = "this machine has too little free memory for the command; free some, or use another machine"
-        _report(output, "Unavailable", message, {}, None, show_traceback)
-        raise typer.Exit(FAILED) from None
-    except OSError as error:
-        _report(output, *_told_of_system(error), show_traceback)
-        raise typer.Exit(FAILED) from None
-    except Exception as error:
-        message = f"unexpected {type(error).__name__}: {error}"
-        _report(output, "Internal", message, {}, _HINTS["Internal"], show_traceback)
-        raise typer.Exit(FAILED) from None
+        return _told("Unavailable", message, {}, None)
+    if isinstance(error, OSError):
+        return _told_of_system(error)
+    return _told("Internal", f"unexpected {type(error).__name__}: {error}", {}, _HINTS["Internal"])
+
+
+def _told(kind: str, message: str, context: dict[str, Any], hint: str | None) -> Told:
+    message = _OS_ERROR_NUMBER.sub("", message)
+    return Told(kind, message, context, None if "waystation" in message or "; " in message else hint)
 
 
 def _give_up_stdout() -> None:
@@ -99,19 +135,23 @@ def _give_up_stdout() -> None:
         sys.stdout.close()
 
 
-def _told_of_system(error: OSError) -> tuple[str, str, dict[str, Any], str | None]:
-    """Kind, message, context and hint of what the system has refused, at a place that expects no refusal."""
+def _is_full_output(error: Exception) -> bool:
+    """Whether there was no room for the output: all else that is written has a name, or an error of ours."""
+    return type(error) is OSError and error.filename is None and error.errno in _NO_ROOM
+
+
+def _told_of_system(error: OSError) -> Told:
+    """What the system has refused, at a place that expects no refusal."""
     from waystation._errors import from_os_error
 
-    if error.filename is None and error.errno in _NO_ROOM:  # all else that is written has a name
-        _give_up_stdout()
+    if _is_full_output(error):
         message = f"the output could not be written: {error.strerror}"
-        return "Unavailable", message, {}, _HINTS["Unavailable"]
+        return _told("Unavailable", message, {}, _HINTS["Unavailable"])
     if error.filename is None:
         message = f"the system refuses what the command needs: {error.strerror or error}"
-        return "Unavailable", message, {}, _HINTS["Unavailable"]
+        return _told("Unavailable", message, {}, _HINTS["Unavailable"])
     told = from_os_error(error, "use", str(error.filename))
-    return told.kind, told.message, _shown_context(told), _HINTS.get(told.kind)
+    return _told(told.kind, told.message, _shown_context(told), _HINTS.get(told.kind))
 
 
 @contextmanager
@@ -153,18 +193,14 @@ def _shown_context(error: Any) -> dict[str, Any]:
     }
 
 
-def _report(
-    output: Output, kind: str, message: str, context: dict[str, Any], hint: str | None, show_traceback: bool
-) -> None:
+def _report(output: Output, told: Told, show_traceback: bool) -> None:
     if show_traceback:
         output.note(tracebacks.format_exc().rstrip())
-    message = _OS_ERROR_NUMBER.sub("", message)
-    hint = None if "waystation" in message or "; " in message else hint
-    lines = [plain(line) for line in message.split("\n")]
+    lines = [plain(line) for line in told.message.split("\n")]
     output.note("\n".join([f"error: {lines[0]}", *lines[1:]]), style="red")
-    for key, value in context.items():
+    for key, value in told.context.items():
         output.note(f"  {key}: {plain(str(value))}")
-    if hint:
-        output.note(f"  hint: {hint}")
+    if told.hint:
+        output.note(f"  hint: {told.hint}")
     if output.as_json and not sys.stdout.closed:
-        output.document({"error": {"kind": kind, "message": message, "context": context, "hint": hint}})
+        output.document(told.document())

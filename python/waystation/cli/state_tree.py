@@ -6,20 +6,27 @@ say is printed so that it cannot control a terminal.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from waystation.cli import formatting
 from waystation.cli.output import Output
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import StoredArray
-from waystation.layouts.opened import ArrayLeaf, Scalar, StoredTree
+from waystation.layouts.opened import ArrayLeaf, Opened, Scalar, StoredTree
 from waystation.tree import DictKey, Key, format_key_path
 
 _SHOWN_CHARACTERS = 60
+
+
+class _Sizes(Protocol):
+    """Bytes of arrays, by number."""
+
+    def __getitem__(self, number: int, /) -> int: ...
 
 
 def document(tree: StoredTree, chunk_count: Callable[[int], int]) -> dict[str, Any]:
@@ -30,6 +37,75 @@ def document(tree: StoredTree, chunk_count: Callable[[int], int]) -> dict[str, A
         for path, leaf in zip(tree.structure.key_paths(), tree.leaves, strict=True)
     ]
     return {"arrays": len(tree.arrays), "array_bytes": sum(sizes), "leaves": leaves}
+
+
+@dataclass(frozen=True, slots=True)
+class SeenState:
+    """A state that stays open, to be shown part by part: it may have a hundred thousand leaves.
+
+    Attributes:
+        opened: The state.
+        held: What its document says besides: its files.
+        chunk_count: Gives the number of chunks of an array, by its number.
+    """
+
+    opened: Opened
+    held: dict[str, Any]
+    chunk_count: Callable[[int], int]
+
+    def document(self) -> dict[str, Any]:
+        """What `inspect` says of it, but for its leaves."""
+        tree = self.opened.tree
+        totals = {"arrays": len(tree.arrays), "array_bytes": sum(_array_bytes(tree)), "leaves": []}
+        return {**self.held, **totals}
+
+    def rows(self) -> list[Row]:
+        """The lines of the tree, in preorder, with the sums of what is below them."""
+        return list(_rows(self.opened.tree, None))
+
+    def leaf(self, number: int) -> dict[str, Any]:
+        """What `inspect` says of one leaf."""
+        tree = self.opened.tree
+        leaf, sizes = tree.leaves[number], _LazySizes(tree)
+        places = (at for at, node in enumerate(tree.structure.nodes) if node.kind == "leaf")
+        (path,) = tree.structure.paths_of([next(itertools.islice(places, number, None))])
+        return {"path": format_key_path(path), **_leaf_document(tree, leaf, sizes, self.chunk_count)}
+
+
+class _LazySizes:
+    """Bytes of arrays, by number, of those that are asked for."""
+
+    def __init__(self, tree: StoredTree) -> None:
+        self._tree = tree
+
+    def __getitem__(self, number: int) -> int:
+        return _nbytes(self._tree.arrays[number])
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A checkpoint that stays open.
+
+    Attributes:
+        head: What `inspect` says of it as a whole.
+        parts: Its checkpointables by name: states, and the documents of what handlers saved.
+    """
+
+    head: dict[str, Any]
+    parts: dict[str, SeenState | dict[str, Any]]
+
+    @property
+    def states(self) -> dict[str, SeenState]:
+        """Its states, by name."""
+        return {name: part for name, part in self.parts.items() if isinstance(part, SeenState)}
+
+    def document(self) -> dict[str, Any]:
+        """What `inspect` says, but for the leaves of states."""
+        documents = {
+            name: part.document() if isinstance(part, SeenState) else part
+            for name, part in self.parts.items()
+        }
+        return {**self.head, "checkpointables": documents}
 
 
 def totals(tree: StoredTree) -> str:
@@ -91,7 +167,7 @@ def _table() -> Any:
 
 
 def _leaf_document(
-    tree: StoredTree, leaf: ArrayLeaf | Scalar, sizes: list[int], chunk_count: Callable[[int], int]
+    tree: StoredTree, leaf: ArrayLeaf | Scalar, sizes: _Sizes, chunk_count: Callable[[int], int]
 ) -> dict[str, Any]:
     if not isinstance(leaf, ArrayLeaf):
         is_json = isinstance(leaf, bool | float | str) or (isinstance(leaf, int) and leaf.bit_length() <= 64)
@@ -110,8 +186,23 @@ def _leaf_document(
 
 
 @dataclass(slots=True)
-class _Row:
-    """One node of the tree, as a line."""
+class Row:
+    """One node of the tree, as a line.
+
+    Attributes:
+        parent: The number of the line of its container; -1 of the root.
+        depth: How many containers it is in.
+        is_last: Whether it is the last of its container.
+        is_leaf: Whether it contains nothing.
+        name: Its key.
+        description: What it is.
+        nbytes: Bytes of the arrays that it is, or has below it.
+        leaves: Leaves that it is, or has below it.
+        number: Its number among the leaves; -1 of a container, and of None.
+        guide: The lines of the table that lead to it.
+        size: Its bytes, for people.
+        placement: Who saved it, with which sharding.
+    """
 
     parent: int
     depth: int
@@ -121,6 +212,7 @@ class _Row:
     description: str
     nbytes: int = 0
     leaves: int = 0
+    number: int = -1
     guide: str = ""
     size: str = ""
     placement: str = ""
@@ -128,11 +220,12 @@ class _Row:
 
 def _array_bytes(tree: StoredTree) -> list[int]:
     # By number.
-    sizes = []
-    for array in tree.arrays:
-        form = dtypes.of_stored(array)
-        sizes.append(math.prod((*array.shape, *form.host_trailing)) * form.host.itemsize)
-    return sizes
+    return [_nbytes(array) for array in tree.arrays]
+
+
+def _nbytes(array: StoredArray) -> int:
+    form = dtypes.of_stored(array)
+    return math.prod((*array.shape, *form.host_trailing)) * form.host.itemsize
 
 
 def _made_by(array: StoredArray) -> str:
@@ -145,7 +238,7 @@ def _value_text(value: Scalar) -> str:
     return hex(value) if isinstance(value, int) and value.bit_length() > 4096 else repr(value)
 
 
-def _rows(tree: StoredTree, most_depth: int | None) -> Iterator[_Row]:
+def _rows(tree: StoredTree, most_depth: int | None) -> Iterator[Row]:
     rows = _nodes(tree)
     for row in reversed(rows):
         if row.parent >= 0:
@@ -165,20 +258,21 @@ def _rows(tree: StoredTree, most_depth: int | None) -> Iterator[_Row]:
         yield row
 
 
-def _nodes(tree: StoredTree) -> list[_Row]:
+def _nodes(tree: StoredTree) -> list[Row]:
     """The rows of all nodes, in preorder, without what depends on other rows."""
-    rows: list[_Row] = []
+    rows: list[Row] = []
     sizes = _array_bytes(tree)
-    leaves = iter(tree.leaves)
+    leaves = iter(enumerate(tree.leaves))
     pending: list[tuple[int, list[Key]]] = []  # containers that lack children: their row, keys last first
     for node in tree.structure.nodes:
         while pending and not pending[-1][1]:
             pending.pop()
         parent, keys = pending[-1] if pending else (-1, [])
         name = _key_text(keys.pop()) if keys else "(root)"
-        row = _Row(parent, len(pending), not keys, node.kind in ("leaf", "none"), name, node.tag or node.kind)
+        row = Row(parent, len(pending), not keys, node.kind in ("leaf", "none"), name, node.tag or node.kind)
         if node.kind == "leaf":
-            _describe_leaf(row, tree, next(leaves), sizes)
+            row.number, leaf = next(leaves)
+            _describe_leaf(row, tree, leaf, sizes)
         elif node.kind == "none":
             row.description = "None"
         rows.append(row)
@@ -187,7 +281,7 @@ def _nodes(tree: StoredTree) -> list[_Row]:
     return rows
 
 
-def _describe_leaf(row: _Row, tree: StoredTree, leaf: ArrayLeaf | Scalar, sizes: list[int]) -> None:
+def _describe_leaf(row: Row, tree: StoredTree, leaf: ArrayLeaf | Scalar, sizes: list[int]) -> None:
     row.leaves = 1
     if not isinstance(leaf, ArrayLeaf):
         row.description = f"{type(leaf).__name__} {_short(_value_text(leaf))}"

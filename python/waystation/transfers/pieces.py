@@ -69,22 +69,49 @@ def group_parts(
         yield group
 
 
-def cut(shape: tuple[int, ...], most_items: int) -> Iterator[Box]:
+def cut(shape: tuple[int, ...], most_items: int) -> Cut:
     """Boxes of at most `most_items` elements that cover an array in C order, each contiguous in it."""
-    if math.prod(shape) == 0:
-        return
-    axis = 0  # along which to cut: the first whose slices are small enough
-    while axis < len(shape) and math.prod(shape[axis + 1 :]) > most_items:
-        axis += 1
-    if axis == len(shape) or math.prod(shape) <= most_items:
-        yield (0,) * len(shape), shape
-        return
-    step = max(1, most_items // math.prod(shape[axis + 1 :]))
-    inner = shape[axis + 1 :]
-    for leading in np.ndindex(shape[:axis]):
-        for start in range(0, shape[axis], step):
-            extent = min(step, shape[axis] - start)
-            yield (*leading, start, *(0,) * len(inner)), (*(1,) * axis, extent, *inner)
+    return Cut(shape, most_items)
+
+
+class Cut:
+    """An array cut into boxes in C order, each contiguous in it, and made when it is asked for: an array may
+    have millions of them. See `cut`."""
+
+    def __init__(self, shape: tuple[int, ...], most_items: int) -> None:
+        axis = 0  # along which to cut: the first whose slices are small enough
+        while axis < len(shape) and math.prod(shape[axis + 1 :]) > most_items:
+            axis += 1
+        self._shape = shape
+        self._axis = axis
+        self._is_whole = axis == len(shape) or math.prod(shape) <= most_items
+        inner = math.prod(shape[axis + 1 :])
+        self._step = 1 if self._is_whole else max(1, most_items // inner)
+        self._in_row = 1 if self._is_whole else -(-shape[axis] // self._step)
+        rows = 1 if self._is_whole else math.prod(shape[:axis])
+        self._count = rows * self._in_row if math.prod(shape) else 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Box]:
+        return map(self.__getitem__, range(self._count))
+
+    def __getitem__(self, number: int) -> Box:
+        """One box, by its place in C order."""
+        if not 0 <= number < self._count:
+            raise IndexError(number)
+        shape, axis = self._shape, self._axis
+        if self._is_whole:
+            return (0,) * len(shape), shape
+        row, place = divmod(number, self._in_row)
+        leading: list[int] = []
+        for extent in reversed(shape[:axis]):
+            row, index = divmod(row, extent)
+            leading.insert(0, index)
+        start, inner = place * self._step, shape[axis + 1 :]
+        extent = min(self._step, shape[axis] - start)
+        return (*leading, start, *(0,) * len(inner)), (*(1,) * axis, extent, *inner)
 
 
 def runs(things: Iterable[AnySized], run_bytes: int) -> Iterator[list[AnySized]]:

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 _log = logging.getLogger("waystation")
+
+_SAVED = (
+    "saved '%s': %d bytes at %.2f GB/s, %d shared; %.3f s: blocked %.3f s, written after %.3f s, "
+    "synced after %.3f s"
+)
+# A line that a save has written, whatever the program's format of logs puts before it.
+_SAVED_LINE = re.compile(
+    re.sub(r"%\\\.\df", r"(\\d+\\.\\d+)", re.escape(_SAVED).replace("%s", "(.*)").replace("%d", r"(\d+)"))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +109,7 @@ class SaveStatistics:
     def log(self) -> None:
         """Writes one line to the logger `waystation`, at the level INFO."""
         _log.info(
-            "saved '%s': %d bytes at %.2f GB/s, %d shared; %.3f s: blocked %.3f s, written after %.3f s, "
-            "synced after %.3f s",
+            _SAVED,
             self.path,
             self.bytes_written,
             self.bytes_per_s / 1e9,
@@ -138,6 +147,20 @@ class TransferFailure:
         """Writes one line to the logger `waystation`, at the level INFO: the program gets the error."""
         what = self.operation, self.path, self.duration_s, self.error
         _log.info("%s of '%s' failed after %.3f s: %s", *what)
+
+
+def saves_in_log(lines: Iterable[str]) -> Iterator[SaveStatistics]:
+    """The saves of which lines of a log tell, in their order; other lines are passed over.
+
+    Args:
+        lines: Of a log that has what `SaveStatistics.log` writes, after whatever the program puts before it.
+    """
+    for line in lines:
+        found = _SAVED_LINE.search(line)
+        if found is not None:
+            path, nbytes, _, shared, took_s, blocked_s, written_s, synced_s = found.groups()
+            times = float(blocked_s), float(written_s), float(synced_s), float(took_s)
+            yield SaveStatistics(path, int(nbytes), *times, int(shared))
 
 
 Ended: TypeAlias = LoadStatistics | SaveStatistics | TransferFailure

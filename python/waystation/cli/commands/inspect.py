@@ -21,17 +21,7 @@ Opened = OpenCheckpointable | HandlerFiles
 
 def run(output: Output, path: str, checkpointable: str | None, depth: int | None) -> None:
     """Prints what a checkpoint holds."""
-    target = locate(path)
-    require_checkpoint(target)
-
-    def read(held: Held) -> tuple[CheckpointRecord, dict[str, Opened]] | None:
-        if layout_in(held.root) == "orbax":
-            return None
-        record = open_checkpoint(target, held.root)
-        chosen = record.present(target, held.root) if checkpointable is None else [checkpointable]
-        return record, {name: open_any(target, record, name, held.root) for name in chosen}
-
-    found = read_what_is_there(target, current_options(), read)
+    target, found = _read(path, checkpointable)
     if found is None:
         inspect_orbax.run(output, target, checkpointable, depth)
         return
@@ -48,10 +38,54 @@ def run(output: Output, path: str, checkpointable: str | None, depth: int | None
                 state_tree.show(output, f"{name}: {_totals(entry)}", entry.tree, depth)
 
 
+def see(path: str) -> state_tree.Seen:
+    """Opens a checkpoint, to be shown part by part, with what `run` prints of it for programs.
+
+    Raises:
+        NotFound, InvalidInput: There is none.
+        Corrupt: Its metadata are damaged.
+    """
+    target, found = _read(path, None)
+    if found is None:
+        return inspect_orbax.see(target)
+    record, opened = found
+    return state_tree.Seen(
+        _head(target, record),
+        {
+            name: _checkpointable_document(entry)
+            if isinstance(entry, HandlerFiles)
+            else state_tree.SeenState(entry, _held(entry), entry.tables.chunk_count)
+            for name, entry in opened.items()
+        },
+    )
+
+
+def _read(
+    path: str, checkpointable: str | None
+) -> tuple[str, tuple[CheckpointRecord, dict[str, Opened]] | None]:
+    """Where a checkpoint is, and what is in it; None if it is in one of Orbax's layouts."""
+    target = locate(path)
+    require_checkpoint(target)
+
+    def read(held: Held) -> tuple[CheckpointRecord, dict[str, Opened]] | None:
+        if layout_in(held.root) == "orbax":
+            return None
+        record = open_checkpoint(target, held.root)
+        chosen = record.present(target, held.root) if checkpointable is None else [checkpointable]
+        return record, {name: open_any(target, record, name, held.root) for name in chosen}
+
+    return target, read_what_is_there(target, current_options(), read)
+
+
 # ---- for programs ------------------------------------------------------------------------------
 
 
 def _document(target: str, record: CheckpointRecord, opened: dict[str, Opened]) -> dict[str, Any]:
+    documents = {name: _checkpointable_document(entry) for name, entry in opened.items()}
+    return {**_head(target, record), "checkpointables": documents}
+
+
+def _head(target: str, record: CheckpointRecord) -> dict[str, Any]:
     return {
         "path": target,
         "layout": "native",
@@ -60,7 +94,6 @@ def _document(target: str, record: CheckpointRecord, opened: dict[str, Opened]) 
         "committed_at": formatting.moment(record.created_ns),
         "custom_metadata": record.custom_metadata,
         "local": None if record.local is None else record.local.to_json(),
-        "checkpointables": {name: _checkpointable_document(entry) for name, entry in opened.items()},
     }
 
 
@@ -74,11 +107,14 @@ def _checkpointable_document(opened: Opened) -> dict[str, Any]:
             "file_bytes": sum(digest.nbytes for digest in files.values()),
             "paths": sorted(files),
         }
+    return {**_held(opened), **state_tree.document(opened.tree, opened.tables.chunk_count)}
+
+
+def _held(opened: OpenCheckpointable) -> dict[str, Any]:
     return {
         "processes": opened.record.process_count,
         "files": len(opened.tables.files),
         "file_bytes": int(opened.tables.files["file_bytes"].sum()),
-        **state_tree.document(opened.tree, opened.tables.chunk_count),
     }
 
 

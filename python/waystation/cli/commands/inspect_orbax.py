@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from typing import Any
@@ -20,16 +21,7 @@ Files = dict[str, int]  # lengths in bytes, by paths from the directory of the c
 
 def run(output: Output, target: str, checkpointable: str | None, depth: int | None) -> None:
     """Prints what a checkpoint holds."""
-    wanted = None if checkpointable is None else [checkpointable]
-    options = current_options()
-
-    def read(held: Held) -> tuple[OpenCheckpoint, dict[str, Files]]:
-        opened = open_held(held, wanted, options)
-        return opened, {
-            name: storage.files_below(stored.directory, held.root) for name, stored in opened.stored.items()
-        }
-
-    opened, files = read_what_is_there(target, options, read)
+    opened, files = _read(target, None if checkpointable is None else [checkpointable])
     if output.as_json:
         output.document(_document(opened, files))
         return
@@ -50,25 +42,61 @@ def run(output: Output, target: str, checkpointable: str | None, depth: int | No
             state_tree.show(output, title, stored.state.tree, depth)
 
 
+def see(target: str) -> state_tree.Seen:
+    """Opens a checkpoint, to be shown part by part, as `inspect.see` does."""
+    opened, files = _read(target, None)
+    return state_tree.Seen(
+        _head(opened),
+        {
+            name: _checkpointable_document(stored, files[name])
+            if stored.state is None
+            else state_tree.SeenState(
+                stored.state, _held(files[name]), functools.partial(_chunk_count, stored.state)
+            )
+            for name, stored in opened.stored.items()
+        },
+    )
+
+
+def _read(target: str, wanted: list[str] | None) -> tuple[OpenCheckpoint, dict[str, Files]]:
+    options = current_options()
+
+    def read(held: Held) -> tuple[OpenCheckpoint, dict[str, Files]]:
+        opened = open_held(held, wanted, options)
+        return opened, {
+            name: storage.files_below(stored.directory, held.root) for name, stored in opened.stored.items()
+        }
+
+    return read_what_is_there(target, options, read)
+
+
 def _document(opened: OpenCheckpoint, files: dict[str, Files]) -> dict[str, Any]:
+    documents = {
+        name: _checkpointable_document(stored, files[name]) for name, stored in opened.stored.items()
+    }
+    return {**_head(opened), "checkpointables": documents}
+
+
+def _head(opened: OpenCheckpoint) -> dict[str, Any]:
     committed = opened.committed_ns
     return {
         "path": opened.target,
         "layout": "orbax",
         "committed_at": None if committed is None else formatting.moment(committed),
         "custom_metadata": opened.custom_metadata,
-        "checkpointables": {
-            name: _checkpointable_document(stored, files[name]) for name, stored in opened.stored.items()
-        },
     }
 
 
 def _checkpointable_document(stored: Stored, files: Files) -> dict[str, Any]:
-    held = {"files": len(files), "file_bytes": sum(files.values())}
     state = stored.state
     if state is None:
-        return {"handler": stored.handler, **held, "paths": sorted(files)}
-    return {**held, **state_tree.document(state.tree, lambda number: _chunk_count(state, number))}
+        return {"handler": stored.handler, **_held(files), "paths": sorted(files)}
+    chunk_count = functools.partial(_chunk_count, state)
+    return {**_held(files), **state_tree.document(state.tree, chunk_count)}
+
+
+def _held(files: Files) -> dict[str, Any]:
+    return {"files": len(files), "file_bytes": sum(files.values())}
 
 
 def _chunk_count(state: Opened, number: int) -> int:

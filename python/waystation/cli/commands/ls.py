@@ -37,6 +37,7 @@ class _Entry:
     arrays: int | None = None
     created_ns: int | None = None
     generation: int | None = None
+    duration_s: float | None = None
     problem: str | None = None
 
     @property
@@ -103,7 +104,8 @@ def _look_at(path: str) -> _Entry:
         arrays = sum(array_count(path, record, name) for name in record.checkpointables)
     except WaystationError as error:
         return _Entry(path, nbytes, problem=error.message)
-    return _Entry(path, nbytes, arrays, record.created_ns, record.generation)
+    took_s = None if record.begun_ns is None else (record.created_ns - record.begun_ns) / 1e9
+    return _Entry(path, nbytes, arrays, record.created_ns, record.generation, took_s)
 
 
 def _document(
@@ -120,6 +122,7 @@ def _document(
                 "arrays": entry.arrays,
                 "committed_at": None if entry.created_ns is None else formatting.moment(entry.created_ns),
                 "generation": entry.generation,
+                "duration_s": entry.duration_s,
                 "problem": entry.problem,
             }
             for entry in entries

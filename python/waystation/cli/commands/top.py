@@ -79,11 +79,11 @@ class _Row:
 
 def run(output: Output, request: Request) -> None:
     """Shows agents: once, or until this is interrupted or nobody reads any more."""
-    agents = _agents(request)
+    agents = agents_of(request)
     if output.as_json or request.once:
         views = look(agents)
         if output.as_json:
-            output.document({"agents": [_document(view) for view in views]})
+            output.document(document(views))
         else:
             output.show(_shown_agents(output, _Look(0, views), None))
             _show_problems(output, views)
@@ -94,7 +94,17 @@ def run(output: Output, request: Request) -> None:
         _follow(output, agents, request.interval_s)
 
 
-def _agents(request: Request) -> list[Agent]:
+def document(views: Sequence[View]) -> dict[str, Any]:
+    """What was seen, for programs."""
+    return {"agents": [_document(view) for view in views]}
+
+
+def agents_of(request: Request) -> list[Agent]:
+    """The agents that are meant.
+
+    Raises:
+        InvalidInput: None are, or in two ways.
+    """
     given = [request.directory is not None, bool(request.metrics), request.hosts is not None]
     if sum(given) > 1:
         raise InvalidInput("give one of --directory, --metrics and --hosts: each says which agents are meant")
