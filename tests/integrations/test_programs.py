@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.long import amount
+from tests.support.long import amount, only_long
 from tests.support.program_runs import run, run_some
 from tests.support.programs import Programs, running
+
+import waystation
 
 PROGRAMS = Path(__file__).parent / "programs"
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "torch-programs.md"
 STEPS = 8
 MOST_CHANGES = 3
+# What takes long to import is imported once.
+TRAINER = ["accelerate", "transformers.trainer", "transformers.models.llama.modeling_llama"]
 
 
 def changed(name: str, directory: Path) -> Path:
@@ -41,7 +45,7 @@ def changed(name: str, directory: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "modules", "first_kill"),
     [
-        ("trainer.py", ["transformers", "accelerate"], 9),  # which prints two lines a step
+        ("trainer.py", TRAINER, 9),  # which prints two lines a step
         ("accelerated.py", ["accelerate"], 5),
         ("lightning_fit.py", ["pytorch_lightning", "torchdata"], 5),
         ("loader.py", ["torchdata"], 3),
@@ -52,15 +56,14 @@ def test_a_killed_program_ends_with_the_bits_of_the_library_without_a_kill(
     name: str, modules: list[str], first_kill: int, tmp_path: Path
 ) -> None:
     for module in modules:
-        if find_spec(module) is None:
+        if find_spec(module.partition(".")[0]) is None:
             pytest.skip(f"{module} is not installed")
     chance = random.Random(name)
     theirs, ours = [str(tmp_path / "theirs"), str(STEPS)], [str(tmp_path / "ours"), str(STEPS)]
     with_ours = changed(name, tmp_path)
     kills = [(with_ours, ours, first_kill + chance.randrange(2)) for _ in range(amount(1, 8))]
     runs = [(PROGRAMS / name, theirs, None), *kills, (with_ours, ours, None)]
-    imported = [*modules, *(["transformers.trainer"] if "transformers" in modules else [])]
-    with running(run_some, imported, runs, count=1, framework="torch", directory=tmp_path) as programs:
+    with running(run_some, modules, runs, count=1, framework="torch", directory=tmp_path) as programs:
         (ended,) = programs.end()
     assert isinstance(ended.value, list), ended.output
     expected, *_, last = ended.value
@@ -133,3 +136,46 @@ def test_fsdp_of_two_axes_resumes_on_other_meshes(tmp_path: Path, count: int, te
     assert word == "loaded"
     assert int(step) >= 3
     assert digest == said["step", step]
+
+
+def digest_of(programs: Programs) -> str:
+    """What a program says at its end."""
+    while True:
+        words = line_of(programs)
+        if words[0] == "digest":
+            programs.values()
+            return words[1]
+
+
+@only_long
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "kill_after"), [("trainer.py", 9), ("accelerated.py", 5)])
+def test_two_processes_of_data_parallelism_are_killed_and_resumed(
+    tmp_path: Path, name: str, kill_after: int
+) -> None:
+    pytest.importorskip("accelerate")
+    with started(PROGRAMS / name, 2, [str(tmp_path / "theirs"), "8"], tmp_path) as programs:
+        expected = digest_of(programs)
+    script, arguments = changed(name, tmp_path), [str(tmp_path / "ours"), "8"]
+    with started(script, 2, arguments, tmp_path) as programs:
+        for _ in range(kill_after):
+            line_of(programs)
+        programs.signal(1)
+    with started(script, 2, arguments, tmp_path) as programs:
+        assert digest_of(programs) == expected
+
+
+@only_long
+@pytest.mark.long
+def test_a_strategy_of_lightning_that_calls_dcp_goes_on(tmp_path: Path) -> None:
+    pytest.importorskip("pytorch_lightning")
+    name = "lightning_parallel.py"
+    with started(PROGRAMS / name, 2, [str(tmp_path / "theirs"), "8"], tmp_path) as programs:
+        expected = digest_of(programs)
+    script = changed(name, tmp_path)
+    with started(script, 2, [str(tmp_path / "ours"), "4"], tmp_path) as programs:
+        digest_of(programs)
+    assert waystation.is_checkpoint(tmp_path / "ours" / "last.ckpt")
+    with started(script, 2, [str(tmp_path / "ours"), "8"], tmp_path) as programs:
+        assert line_of(programs) == ["step", "4"]
+        assert digest_of(programs) == expected

@@ -8,17 +8,18 @@ import sys
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import DataLoaderConfiguration, set_seed
 
 directory, steps = sys.argv[1], int(sys.argv[2])
-accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+loading = DataLoaderConfiguration(use_seedable_sampler=True)
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, dataloader_config=loading)
 set_seed(0)
 model = torch.nn.Sequential(
     torch.nn.Linear(8, 32), torch.nn.Dropout(0.1), torch.nn.ReLU(), torch.nn.Linear(32, 1)
 )
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [4, 8], 0.5)
-numbers = torch.utils.data.TensorDataset(torch.randn(8, 8, generator=torch.Generator().manual_seed(1)))
+numbers = torch.utils.data.TensorDataset(torch.randn(16, 8, generator=torch.Generator().manual_seed(1)))
 loader = torch.utils.data.DataLoader(numbers, batch_size=4, shuffle=True)
 model, optimizer, schedule, loader = accelerator.prepare(model, optimizer, schedule, loader)
 
@@ -42,6 +43,7 @@ if saved:
     accelerator.load_state(os.path.join(directory, f"epoch-{saved[-1]}"))
 
 while progress.epoch < steps // 2:
+    loader.set_epoch(progress.epoch)
     for (batch,) in loader:
         with accelerator.accumulate(model):
             loss = model(batch).square().mean()

@@ -47,6 +47,7 @@ arguments = TrainingArguments(
     save_total_limit=2,
     logging_steps=1,
     use_cpu=True,
+    ddp_backend="gloo" if "RANK" in os.environ else None,
     report_to=[],
     disable_tqdm=True,
 )
