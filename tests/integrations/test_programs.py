@@ -45,9 +45,9 @@ def changed(name: str, directory: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "modules", "first_kill"),
     [
-        ("trainer.py", TRAINER, 9),  # which prints two lines a step
+        pytest.param("trainer.py", TRAINER, 9, marks=only_long),  # which prints two lines a step
         ("accelerated.py", ["accelerate"], 5),
-        ("lightning_fit.py", ["pytorch_lightning", "torchdata"], 5),
+        pytest.param("lightning_fit.py", ["pytorch_lightning", "torchdata"], 5, marks=only_long),
         ("loader.py", ["torchdata"], 3),
     ],
 )

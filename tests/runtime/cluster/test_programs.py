@@ -32,6 +32,7 @@ from waystation.runtime.ir import (
     Arg,
     Compute,
     HostCall,
+    Node,
     Program,
     Result,
     Sharding,
@@ -74,29 +75,30 @@ def check_a_client(address: str) -> None:
     assert outcome.returncode == 0, outcome.stdout + outcome.stderr
 
 
-def pipeline(backend: ClusterBackend) -> Program:
-    """A sum over four devices of one island, then one over two of the other."""
+def pipeline(backend: ClusterBackend, times: int) -> Program:
+    """A sum over four devices of one island, then one over two of the other, so many times."""
     keys = [backend.register("add_sum", exported(add_sum, devices)) for devices in (4, 2)]
     four, two = rows(4), rows(2)
-    nodes = (
-        Arg("x", Value(0, (8,), "float32", 0, four)),
-        Compute("front", keys[0], 0, (0,), (four,), (Value(1, (8,), "float32", 0, four),)),
-        Compute("back", keys[1], 1, (1,), (two,), (Value(2, (8,), "float32", 1, two),)),
-        Result((2,)),
-    )
-    return prepare(Program("pipeline", (SliceShape(0, (4,)), SliceShape(1, (2,))), nodes))
+    nodes: list[Node] = [Arg("x", Value(0, (8,), "float32", 0, four))]
+    for made in range(0, 2 * times, 2):
+        front, back = (Value(made + 1, (8,), "float32", 0, four), Value(made + 2, (8,), "float32", 1, two))
+        nodes.append(Compute("front", keys[0], 0, (made,), (four,), (front,)))
+        nodes.append(Compute("back", keys[1], 1, (made + 1,), (two,), (back,)))
+    nodes.append(Result((2 * times,)))
+    return prepare(Program("pipeline", (SliceShape(0, (4,)), SliceShape(1, (2,))), tuple(nodes)))
 
 
 def check_pipelines(backend: ClusterBackend) -> None:
-    program = pipeline(backend)
+    """What comes back from the other island depends on what was sent there in the same run."""
     slices = [
         backend.grant(SliceRequest.of(devices, island=island, shared=True))
         for devices, island in ((4, "left"), (2, "right"))
     ]
-    expected = VALUES + VALUES.sum()
-    expected = expected + expected.sum()
-    for dispatch in Dispatch:
-        fingerprint = backend.install(program, dispatch)
+    for times, dispatch in ((1, Dispatch.PARALLEL), (1, Dispatch.SEQUENTIAL), (3, Dispatch.PARALLEL)):
+        expected = VALUES
+        for _ in range(2 * times):
+            expected = expected + expected.sum()
+        fingerprint = backend.install(pipeline(backend, times), dispatch)
         argument = next(HANDLES)
         backend.put(argument, VALUES, slices[0], rows(4))
         made = [call(backend, fingerprint, slices, argument) for _ in range(2)]
@@ -233,7 +235,7 @@ def before_without(before: dict[str, int], name: str) -> dict[str, int]:
 def check_that_a_loss_reaches_other_islands(cluster: Cluster, left: Slice) -> None:
     """What waits for data of an island that is lost fails with that loss; the waiting island goes on."""
     backend = cluster.backend()
-    program = backend.install(pipeline(backend))
+    program = backend.install(pipeline(backend, 1))
     right = Slice(backend, "right", 2)
     slices = [left.number, right.number]
     argument = left.put(VALUES)

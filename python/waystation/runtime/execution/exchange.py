@@ -31,12 +31,15 @@ class Expected:
         host: Who sends it.
         shape: The shape of the block.
         dtype: The name of its dtype.
+        phase: How many calls and sends the list has before it. Those of one phase depend on nothing that the
+            list does between them; those of a later one may, through another host.
     """
 
     transfer: int
     host: str
     shape: Shape
     dtype: str
+    phase: int
 
 
 class Exchange(Protocol):

@@ -6,7 +6,7 @@ it, and starts to compile what it calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import jax
@@ -15,7 +15,7 @@ from waystation.runtime.devices import DeviceId
 from waystation.runtime.execution.assembly import Lying
 from waystation.runtime.execution.exchange import Expected
 from waystation.runtime.execution.functions import Function, Functions, Place
-from waystation.runtime.ir import Exec, Instruction, LowProgram, Recv, Value
+from waystation.runtime.ir import Exec, Instruction, LowProgram, Recv, Send, Value
 from waystation.runtime.ir.low import Free
 
 FindDevice = Callable[[DeviceId], jax.Device]
@@ -77,11 +77,7 @@ class LoadedList:
         self._lying: dict[int, Lying] = {}
         self.donated, self.ended = self._given_up()
         self.compiled: dict[int, Function] = {}
-        self.expected = tuple(
-            Expected(step.transfer, step.host, step.box[1], self.values[step.value].dtype)
-            for step in self.instructions
-            if isinstance(step, Recv)
-        )
+        self.expected = tuple(self._to_expect())
         calls = [step for step in self.instructions if isinstance(step, Exec)]
         self.is_quick = not self.expected and all(step.kind == "compute" for step in calls)
         self.makers = {number: step for step in calls for number in step.results}
@@ -91,6 +87,15 @@ class LoadedList:
             if step.kind == "compute"
         )
         functions.hold(self.places)
+
+    def _to_expect(self) -> Iterator[Expected]:
+        phase = 0
+        for step in self.instructions:
+            if isinstance(step, Recv):
+                dtype = self.values[step.value].dtype
+                yield Expected(step.transfer, step.host, step.box[1], dtype, phase)
+            elif isinstance(step, Exec | Send):
+                phase += 1
 
     def is_here(self, number: int) -> bool:
         """Whether this host has shards of a value."""

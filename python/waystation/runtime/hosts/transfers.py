@@ -1,8 +1,9 @@
 """Transfers of a host over a `Transport`: blocks are read from devices by a thread, and fetched early.
 
-What a list receives is asked for when it begins, from each peer at once. What it sends may not be computed
-yet: a thread of its own waits for it, in the order of the sends, so that the execution queue never waits for
-a device. Failure sequence: who cannot be reached, or has failed, fails `receive`; who does not go on is found
+What a list receives is asked for when it begins. Blocks from one peer are asked for together as far as none
+of them can depend on what the list does before it uses another. What it sends may not be computed yet: a
+thread of its own waits for it, in the order of the sends, so that the execution queue never waits for a
+device. Failure sequence: who cannot be reached, or has failed, fails `receive`; who does not go on is found
 by a watchdog, and the run is abandoned then. What cannot be read is offered as an error to whoever waits for
 it.
 """
@@ -59,11 +60,11 @@ class Transfers:
     def expect(self, run: int, transfers: Sequence[Expected]) -> None:
         """See `Exchange`."""
         addresses = self._addresses.pop(run, {})
-        by_host: defaultdict[str, list[Expected]] = defaultdict(list)
+        together: defaultdict[tuple[str, int], list[Expected]] = defaultdict(list)
         for each in transfers:
-            by_host[each.host].append(each)
+            together[each.host, each.phase].append(each)
         found = self._fetches[run] = {}
-        for host, expected in by_host.items():
+        for (host, _), expected in together.items():
             wanted = [Wanted(Key(run, 0, each.transfer), each.shape, _dtype(each.dtype)) for each in expected]
             fetch = self._transport.fetch(addresses[host], wanted, deadline_s=_NEVER_S)
             for place, each in enumerate(expected):
