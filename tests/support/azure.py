@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import base64
-import contextlib
 import functools
 import hashlib
 import hmac
 import itertools
 import os
 import shutil
-import subprocess
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -20,9 +16,8 @@ from email.utils import formatdate
 from pathlib import Path
 
 import pytest
-from tests.support import s3
-from tests.support.ports import claimed_ports
 from tests.support.programs import HANG_S
+from tests.support.servers import serve
 
 import waystation
 
@@ -66,29 +61,11 @@ class Container:
 def _server() -> str:
     if PROGRAM is None:
         pytest.skip("Azurite is not installed; 'make azurite' does that where npm is")
-    directory = Path(tempfile.mkdtemp(prefix="waystation-tests-azure-"))
-    claims = contextlib.ExitStack()
-    (port,) = claims.enter_context(claimed_ports(1))
-    options = [
-        "--silent",
-        "--skipApiVersionCheck",
-        "--blobPort",
-        str(port),
-        "--location",
-        os.fspath(directory),
-    ]
-    keeper = subprocess.Popen(
-        ["sh", "-c", s3.KEEPER, "keeper", os.fspath(directory), PROGRAM, *options], stdin=subprocess.PIPE
+    own = ["--silent", "--skipApiVersionCheck"]
+    address, _ = serve(
+        PROGRAM, lambda port, place: [*own, "--blobPort", str(port), "--location", os.fspath(place)]
     )
-
-    def end() -> None:
-        assert keeper.stdin is not None
-        keeper.stdin.close()
-        keeper.wait(HANG_S)
-        claims.close()
-
-    atexit.register(end)
-    return f"http://127.0.0.1:{port}/{ACCOUNT}"
+    return f"http://{address}/{ACCOUNT}"
 
 
 def _make_container(endpoint: str, name: str) -> None:

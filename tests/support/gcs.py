@@ -12,8 +12,6 @@ at a time, so both are one act, as they are at Google's.
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import functools
 import http.client
 import itertools
@@ -21,10 +19,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
-import subprocess
-import tempfile
-import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,8 +28,8 @@ from xml.sax.saxutils import escape
 
 import pytest
 from tests.support import s3
-from tests.support.ports import claimed_ports
 from tests.support.programs import HANG_S
+from tests.support.servers import serve
 
 INSTALLED = Path(__file__).parents[2] / "target" / "fake-gcs-server"
 PROGRAM = shutil.which(
@@ -135,32 +129,14 @@ def server() -> Server:
 def _server() -> Server:
     if PROGRAM is None:
         pytest.skip(MISSING)
-    directory = Path(tempfile.mkdtemp(prefix="waystation-tests-gcs-"))
-    claims = contextlib.ExitStack()
-    (port,) = claims.enter_context(claimed_ports(1))
-    address = f"127.0.0.1:{port}"
-    options = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-public-host", address]
-    # On a disk it would have no object whose name goes on in that of another one.
-    options += ["-external-url", f"http://{address}", "-log-level", "error", "-backend", "memory"]
-    keeper = subprocess.Popen(
-        ["sh", "-c", s3.KEEPER, "keeper", os.fspath(directory), PROGRAM, *options], stdin=subprocess.PIPE
-    )
 
-    def end() -> None:
-        assert keeper.stdin is not None
-        keeper.stdin.close()
-        keeper.wait(HANG_S)
-        claims.close()
+    def options(port: int, _: Path) -> list[str]:
+        address = f"127.0.0.1:{port}"
+        told = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-public-host", address]
+        # On a disk it would have no object whose name goes on in that of another one.
+        return [*told, "-external-url", f"http://{address}", "-log-level", "error", "-backend", "memory"]
 
-    atexit.register(end)
-    deadline = time.monotonic() + HANG_S
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-            break
-        except OSError:
-            assert time.monotonic() < deadline, "fake-gcs-server does not answer"
-            time.sleep(0.01)
+    address, _ = serve(PROGRAM, options)
     made = Server(address)
     made.translator.begin()
     return made

@@ -3,7 +3,6 @@ request."""
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import http.client
@@ -13,10 +12,7 @@ import json
 import os
 import shutil
 import signal
-import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,15 +21,13 @@ from typing import Any
 
 import pytest
 from tests.support import programs
-from tests.support.ports import claimed_ports
 from tests.support.programs import HANG_S
+from tests.support.servers import serve
 
 import waystation
 
 ACCESS_KEY, SECRET_KEY = "waystationtests", "e5b1-not-to-be-seen"
 
-# Runs the server until this process ends, however that is: then the pipe is closed.
-KEEPER = 'directory=$1; shift; "$@" >/dev/null 2>&1 & read -r _; kill $!; wait; rm -rf "$directory"'
 _numbers = itertools.count()
 
 # What becomes of a request: it is passed on, or its connection is closed before that, or before the answer,
@@ -137,32 +131,12 @@ def _server() -> tuple[str, Path]:
     program = shutil.which("versitygw", path=path)
     if program is None:
         pytest.skip("versitygw is not installed; 'make versitygw' does that where Go is")
-    directory = Path(tempfile.mkdtemp(prefix="waystation-tests-s3-"))
-    claims = contextlib.ExitStack()
-    (port,) = claims.enter_context(claimed_ports(1))
-    address = f"127.0.0.1:{port}"
-    server = [program, "--quiet", "--port", address, "posix", os.fspath(directory)]
-    keeper = subprocess.Popen(
-        ["sh", "-c", KEEPER, "keeper", os.fspath(directory), *server],
-        stdin=subprocess.PIPE,
-        env={**os.environ, "ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY},
+    keys = {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}
+    address, directory = serve(
+        program,
+        lambda port, place: ["--quiet", "--port", f"127.0.0.1:{port}", "posix", os.fspath(place)],
+        keys,
     )
-
-    def end() -> None:
-        assert keeper.stdin is not None
-        keeper.stdin.close()
-        keeper.wait(HANG_S)
-        claims.close()
-
-    atexit.register(end)
-    deadline = time.monotonic() + HANG_S
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-            break
-        except OSError:
-            assert time.monotonic() < deadline, "versitygw does not answer"
-            time.sleep(0.01)
     return f"http://{address}", directory
 
 

@@ -321,12 +321,4 @@ def _claim() -> bytes:
 
 
 def _replace(attempt: Attempt) -> None:
-    try:
-        commit.swap(attempt)
-    except Unsupported as error:
-        raise Unsupported(
-            f"this file system cannot swap '{attempt.target}' with a new checkpoint in one act; copy to a "
-            "new path, and delete the old one",
-            path=attempt.target,
-        ) from error
-    commit.remove_replaced(attempt)
+    commit.swap_and_remove(attempt, "copy")

@@ -340,15 +340,7 @@ class OrbaxLayout:
 
     def replace(self, attempt: Attempt) -> None:
         """See `FileLayout`."""
-        try:
-            commit.swap(attempt)
-        except Unsupported as error:
-            raise Unsupported(
-                f"this file system cannot swap '{attempt.target}' with a new checkpoint in one act; save "
-                "to a new path, and delete the old one",
-                path=attempt.target,
-            ) from error
-        commit.remove_replaced(attempt)
+        commit.swap_and_remove(attempt, "save")
 
 
 def _remembered(save: Save, name: str) -> Remembered | None:

@@ -213,6 +213,27 @@ def remove_replaced(attempt: Attempt) -> None:
         _log.warning("what '%s' replaced could not be removed: %s", attempt.target, error)
 
 
+def swap_and_remove(attempt: Attempt, act: str) -> None:
+    """Puts an attempt in the place of a checkpoint in one act, and removes that.
+
+    Args:
+        attempt: It.
+        act: What the caller is to do to a new path instead, for the error: `save` or `copy`.
+
+    Raises:
+        Unsupported: The file system cannot do that.
+    """
+    try:
+        swap(attempt)
+    except Unsupported as error:
+        raise Unsupported(
+            f"this file system cannot swap '{attempt.target}' with a new checkpoint in one act; {act} to a "
+            "new path, and delete the old one",
+            path=attempt.target,
+        ) from error
+    remove_replaced(attempt)
+
+
 def replace_record(
     target: str, record: records.CheckpointRecord, attempt_id: str, version: storage.Identity | None
 ) -> None:
