@@ -19,6 +19,7 @@ from waystation._errors import Unavailable
 from waystation._ports import free_port
 from waystation.runtime.control.credentials import Credential
 
+_THREADS_VARIABLE = "PJRT_NPROC"
 _DEVICES_FLAG = re.compile(r"--xla_force_host_platform_device_count=\S*")
 _PR_SET_PDEATHSIG = 1
 _JOIN_TIMEOUT_S = 120
@@ -111,6 +112,7 @@ def join(world: World) -> None:
     jax.config.update("jax_enable_x64", True)
     if world.kind == "cpu":
         jax.config.update("jax_num_cpu_devices", world.devices_per_host)
+        os.environ[_THREADS_VARIABLE] = str(_threads(world.devices_per_host))
     if world.count > 1:
         jax.distributed.initialize(
             world.coordinator,
@@ -122,6 +124,17 @@ def join(world: World) -> None:
     found = len(jax.local_devices())
     if found != world.devices_per_host:
         raise Unavailable(f"host {world.index} has {found} devices, not {world.devices_per_host}")
+
+
+def _threads(devices: int) -> int:
+    """How many threads XLA has for computations on the devices of CPUs.
+
+    A collective keeps one for each device until all hosts have begun it. With no more than these, a
+    computation that another host needs before it can begin would never get one. XLA begins one collective
+    after the other, and has by default as many threads as there are cores.
+    """
+    given = os.environ.get(_THREADS_VARIABLE, "")
+    return devices + (int(given) if given.isdecimal() else len(os.sched_getaffinity(0)))
 
 
 def _start(process_id: int) -> str:
