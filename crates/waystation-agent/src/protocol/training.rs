@@ -141,7 +141,8 @@ impl Training {
         orders.commits = newer.into_iter().chain([commit]).chain(older).collect();
         self.settled = self.settled.max(Some(commit.version));
         orders.is_base_kept &= orders.base.is_some_and(|base| base.version > commit.version);
-        orders.is_open |= is_newest;
+        // Beside a base that has yet to get its copies there may be no room, and only while it is waited for is it given up.
+        orders.is_open |= is_newest && !orders.is_base_kept;
         if commit.version.epoch == orders.epoch {
             orders.floor = orders.floor.max(commit.version.step);
         }

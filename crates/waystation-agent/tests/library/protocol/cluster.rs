@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use waystation_agent::protocol::Agent;
 use waystation_agent::protocol::controller::{self, Controller, Settings};
-use waystation_agent::protocol::events::{Input, Output};
+use waystation_agent::protocol::events::{Input, Output, Refusal};
 use waystation_agent::protocol::memory::{Limits, Memory};
 use waystation_agent::protocol::message::{Decision, Inventory, Report, ToController};
-use waystation_agent::protocol::names::{AgentId, Commit, Epoch, Key, Program, SealedCopy, Version};
+use waystation_agent::protocol::names::{
+    AgentId, Commit, Epoch, Key, Program, SealedCopy, Version, manifest_digest,
+};
 
 use super::{COPY, commit, inventory, key, program, version};
 
@@ -326,6 +328,49 @@ fn a_newer_commit_that_lacks_copies_outlasts_an_older_one_that_has_them() {
     cluster.lost.clear();
     (5..9).for_each(|now_ms| cluster.tick(now_ms));
     assert_eq!(cluster.committed(), [version(0, 5), version(0, 8)]);
+}
+
+/// The version that training began with had lost the last copy of a shard; an older one got its copies and was committed.
+/// What was left of the first kept its room for ever, and no agent had any for what was saved next.
+#[test]
+fn what_is_left_of_the_base_gives_way_where_an_older_version_is_committed() {
+    let shards = |step| [0, 1].map(|shard| Key { shard, ..key(0, step) });
+    let two = Program { owners: vec![AgentId(0), AgentId(1)], ..program(1) };
+    let copy = SealedCopy { shard_count: 2, ..COPY };
+    let noted = |step| {
+        let manifest = manifest_digest(version(0, step), [copy.digest; 2]);
+        Commit { version: version(0, step), manifest }
+    };
+    let remembering = |id: u16, keys: &[&[Key]]| {
+        let memory = Memory {
+            copies: keys.concat().into_iter().map(|key| (key, copy)).collect(),
+            noted: [noted(3), noted(5)].into(),
+            ..Memory::of_founder()
+        };
+        Agent::new(AgentId(id), Limits { copies: 4, versions_of_shard: 2 }, memory)
+    };
+    let (safe, older, base) = (shards(3), shards(5), shards(8));
+    let mut cluster = Cluster::of(vec![
+        remembering(0, &[&older, &base[..1]]),
+        remembering(1, &[&safe, &base[1..]]),
+        remembering(2, &[&safe]),
+    ]);
+    cluster.lost.extend(base);
+    cluster.agent(AgentId(2), Input::Begin(two));
+    while cluster.agents.iter().any(|agent| agent.orders().is_none()) {
+        cluster.tick(0);
+    }
+    let orders = cluster.agents[0].orders().expect("it trains");
+    assert_eq!(orders.base.map(|base| base.version), Some(version(0, 8)));
+    cluster.agent(AgentId(1), Input::Verified(vec![base[1]]));
+    (1..9).for_each(|now_ms| cluster.tick(now_ms));
+    assert_eq!(cluster.committed(), [version(0, 5)]);
+    let next = Key { version: Version { epoch: cluster.controller.epoch(), step: 9 }, shard: 0 };
+    assert_eq!(cluster.agents[0].refusal_of(next), Some(Refusal::Full));
+    let in_time_ms = 8 + settings().give_up_ms;
+    (9..=in_time_ms).for_each(|now_ms| cluster.tick(now_ms));
+    assert!(cluster.wants.contains(&controller::Output::GivenUp(version(0, 8))));
+    assert_eq!(cluster.agents[0].refusal_of(next), None);
 }
 
 /// The agent of a process was killed while that saved: its copy was missing for ever, and the others' took the room of the
