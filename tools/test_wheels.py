@@ -6,7 +6,8 @@
 2. Each Python from 3.11 to 3.14 that this machine has, or that Debian has, which is unpacked below `target/`:
    the wheel is installed into fresh environments with NumPy alone, with JAX alone and with torch alone. A
    program saves and loads there, the command line reads the checkpoint, and emulated hosts keep a state in
-   the memory of agents.
+   the memory of agents. With the oldest of these Pythons so do the oldest releases of NumPy, JAX, torch and
+   all else that the package says it takes.
 3. The wheels for other processors and for musl: under qemu and Debian's packages, as far as these go.
 
 The last lines say for each wheel and Python what was tried and what this machine could not try. Needs the
@@ -60,8 +61,8 @@ LIBRARIES = {
 WITH_TORCH = """
 import torch, waystation
 state = {"weights": torch.arange(1000.0, dtype=torch.bfloat16), "step": 7}
-waystation.save_async("run/step_8", state).result()
-loaded = waystation.load("run/step_8")
+waystation.save_async("run/step_10", state).result()
+loaded = waystation.load("run/step_10")
 assert loaded["step"] == 7 and torch.equal(loaded["weights"], state["weights"])
 """
 
@@ -71,6 +72,14 @@ state = {"weights": jnp.arange(1000.0, dtype=jnp.bfloat16), "step": 7}
 waystation.save_async("run/step_8", state).result()
 loaded = waystation.load("run/step_8", jax.tree.map(lambda leaf: leaf, state))
 assert loaded["step"] == 7 and (loaded["weights"] == state["weights"]).all()
+"""
+
+OF_DCP = """
+import torch, waystation.integrations.dcp as dcp
+dcp.save({"weights": torch.ones(9)}, checkpoint_id="run/step_9")
+wanted = {"weights": torch.zeros(9)}
+dcp.load(wanted, checkpoint_id="run/step_9")
+assert wanted["weights"].eq(1).all()
 """
 
 ONE_HOST = """
@@ -97,7 +106,8 @@ TWO_HOSTS_OF_TORCH = "import torch\ntorch.distributed.init_process_group('gloo')
 ENVIRONMENTS: dict[str, tuple[list[str], str | None, list[str], str]] = {
     "NumPy": ([], None, [], ONE_HOST),
     "JAX": (["jax"], WITH_JAX, ["--jax", "--hosts", "2"], check_packages.TWO_HOSTS),
-    "torch": (["torch"], WITH_TORCH, ["--hosts", "2"], TWO_HOSTS_OF_TORCH),
+    "torch": (["torch"], WITH_TORCH + OF_DCP, ["--hosts", "2"], TWO_HOSTS_OF_TORCH),
+    "oldest": (["jax", "torch"], WITH_JAX + WITH_TORCH + OF_DCP, ["--hosts", "2"], TWO_HOSTS_OF_TORCH),
 }
 
 
@@ -232,6 +242,8 @@ def try_python(wheel: Path, version: str, environments: list[str]) -> Iterator[s
         elif platform.processor == processor():
             python = native_python(version)
             for name in environments:
+                if name == "oldest" and version != VERSIONS[0]:
+                    continue
                 yield try_environment(wheel, python, name)
         else:
             yield try_emulated(wheel, emulated_python(version, platform), version)
@@ -247,7 +259,9 @@ def try_environment(wheel: Path, python: Path, name: str) -> str:
         place.mkdir()
         run([UV, "venv", "--quiet", "--no-python-downloads", "--python", python, environment])
         programs = environment / "bin"
-        if needed:
+        if name == "oldest":
+            run([UV, *INSTALL, "--python", programs / "python", wheel, *oldest(wheel, needed)])
+        elif needed:
             run([UV, *INSTALL, "--python", programs / "python", wheel, *needed])
         else:
             pip = [PROGRAMS / "python", "-m", "pip", "--python", programs / "python"]
@@ -264,11 +278,22 @@ def try_environment(wheel: Path, python: Path, name: str) -> str:
         ):
             run([programs / "waystation", *command], place)
         run([programs / "python", "-m", "waystation", "--help"], place)
+        run([programs / "python", "-m", "waystation", "inspect", "--help"], place)
         check_packages.use_memory_tier(programs, place, launch, hosts)
         installed = run([UV, "pip", "list", "--quiet", "--format", "json", "--python", programs / "python"])
     versions = {each["name"]: each["version"] for each in json.loads(installed)}
     shown = ", ".join(f"{each} {versions[each]}" for each in ["numpy", *needed])
     return f"{shown}: save, load, command line, agents of {2 if needed else 1} emulated host(s)"
+
+
+def oldest(wheel: Path, extras: list[str]) -> list[str]:
+    """The oldest release of each package that a wheel takes, alone and with some extras."""
+    with zipfile.ZipFile(wheel) as files:
+        (metadata,) = (name for name in files.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = files.read(metadata).decode().splitlines()
+    pattern = re.compile(r"Requires-Dist: ([\w-]+)>=([\w.]+)(?: ; extra == '([\w-]+)')?")
+    found = [match.groups() for match in map(pattern.fullmatch, lines) if match]
+    return [f"{name}=={version}" for name, version, extra in found if extra is None or extra in extras]
 
 
 def try_emulated(wheel: Path, emulated: Emulated, version: str) -> str:

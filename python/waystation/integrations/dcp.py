@@ -13,13 +13,13 @@ import logging
 import os
 import sys
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint
+from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.staging import AsyncStager, BlockingAsyncStager
-from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 from torch.distributed.checkpoint.stateful import Stateful
 
 from waystation import storage
@@ -36,6 +36,9 @@ from waystation.integrations import differing
 from waystation.integrations.state_dicts import asked, filling, having, is_of_tensors, plain, put, taking_part
 from waystation.transfers.handle import AsyncResponse
 
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
+
 __all__ = ["async_save", "install", "load", "save", "uninstall"]
 
 _log = logging.getLogger("waystation")
@@ -44,11 +47,11 @@ _log = logging.getLogger("waystation")
 genuine: Any = torch.distributed.checkpoint
 # Torch's own functions, also once `install` has put ours in their place.
 _SAVE, _LOAD, _ASYNC_SAVE = genuine.save, genuine.load, genuine.async_save
-_STORAGES = (
-    genuine.FileSystemReader,
-    genuine.FileSystemWriter,
-    genuine.FsspecReader,
-    genuine.FsspecWriter,
+# Older releases of torch do not export the readers and writers by fsspec.
+_STORAGES = tuple(
+    getattr(genuine, name)
+    for name in ("FileSystemReader", "FileSystemWriter", "FsspecReader", "FsspecWriter")
+    if hasattr(genuine, name)
 )
 _PLANNERS = (genuine.DefaultLoadPlanner, genuine.DefaultSavePlanner)
 # What `install` has replaced: the names of a module, which of them, and what it was.
@@ -97,8 +100,7 @@ def save(
             storage_writer=storage_writer,
             planner=planner,
             process_group=process_group,
-            no_dist=no_dist,
-            use_collectives=use_collectives,
+            **_beyond_defaults(no_dist=(no_dist, False), use_collectives=(use_collectives, True)),
         )
     path = _place(checkpoint_id, storage_writer)
     with taking_part(process_group, no_dist=no_dist):
@@ -139,17 +141,18 @@ def async_save(
         A future, whose result is None once the checkpoint is committed.
     """
     if not _is_ours(storage_writer, planner):
-        more = {} if async_checkpointer_type is None else {"async_checkpointer_type": async_checkpointer_type}
         given: Future[Any] | AsyncSaveResponse = _ASYNC_SAVE(
             state_dict,
             checkpoint_id=checkpoint_id,
             storage_writer=storage_writer,
             planner=planner,
             process_group=process_group,
-            async_stager=async_stager,
-            no_dist=no_dist,
-            use_collectives=use_collectives,
-            **more,
+            **_beyond_defaults(
+                async_checkpointer_type=(async_checkpointer_type, None),
+                async_stager=(async_stager, None),
+                no_dist=(no_dist, False),
+                use_collectives=(use_collectives, True),
+            ),
         )
         return given
     path = _place(checkpoint_id, storage_writer)
@@ -157,11 +160,13 @@ def async_save(
         state = differing.joined_by_all(plain(_of_stateful(state_dict)), path)
         response = save_state_async(path, state, overwrite=_may_overwrite(storage_writer))
     uploaded = _future(response)
-    if async_stager is None or isinstance(async_stager, BlockingAsyncStager):
+    both: Any = getattr(state_dict_saver, "AsyncSaveResponse", None)  # older releases lack it
+    if both is None or async_stager is None or isinstance(async_stager, BlockingAsyncStager):
         return uploaded
     staged: Future[None] = Future()
     staged.set_result(None)
-    return AsyncSaveResponse(staging_completion=staged, upload_completion=uploaded)
+    response_of_both: AsyncSaveResponse = both(staging_completion=staged, upload_completion=uploaded)
+    return response_of_both
 
 
 def load(
@@ -207,7 +212,7 @@ def load(
             storage_reader=storage_reader,
             planner=planner,
             process_group=process_group,
-            no_dist=no_dist,
+            **_beyond_defaults(no_dist=(no_dist, False)),
         )
         return
     states = _of_stateful(state_dict)
@@ -258,6 +263,11 @@ def _is_ours(own_storage: Any, planner: Any) -> bool:
     return (own_storage is None or type(own_storage) in _STORAGES) and (
         planner is None or type(planner) in _PLANNERS
     )
+
+
+def _beyond_defaults(**arguments: tuple[Any, Any]) -> dict[str, Any]:
+    """The arguments that torch's function has to be given: older releases do not have all of them."""
+    return {name: value for name, (value, default) in arguments.items() if value is not default}
 
 
 def _place(checkpoint_id: str | os.PathLike[str] | None, own_storage: Any) -> str:
