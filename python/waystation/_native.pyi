@@ -289,8 +289,8 @@ def start_copy(
     """Makes new files of those of another storage, or of a directory held open. Each is
     `(path, header, words, file_bytes, block_checksums, crc64)`.
 
-    `header` fills the first bytes; `words` are rows of three int64 for what follows, in order: the number of a
-    source, an offset in it, and how many bytes. A file that is copied whole is one row and no header. Each of
+    `header` fills the first bytes; `words` are rows of three int64 for what follows, in order: the number of
+    a source, an offset in it, and how many bytes. A file that is copied whole is one row and no header. Each of
     `sources` is `(path, file_bytes, block_checksums, version)`, and is verified where it is read, if it has
     checksums.
     Every block is compared with its checksum before it is written, every file with its own, where it has one,

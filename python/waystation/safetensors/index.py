@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from waystation import _native, storage
 from waystation._errors import Corrupt
@@ -131,13 +132,27 @@ def is_text(value: str) -> bool:
     return True
 
 
-def encode_index(files: Iterable[tuple[str, Sequence[str]]], total_bytes: int) -> bytes:
+def read_metadata(path: str) -> dict[str, Any]:
+    """What an index that `read_index` accepts says of the whole model; empty if it says nothing."""
+    try:
+        metadata = json.loads(storage.read_file(path, limit_bytes=_LIMIT_BYTES)).get("metadata")
+    except (ValueError, RecursionError, AttributeError):
+        return {}
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def encode_index(
+    files: Iterable[tuple[str, Sequence[str]]],
+    total_bytes: int,
+    metadata: Mapping[str, Any] | None = None,
+) -> bytes:
     """The content of an index.
 
     Args:
         files: The names of files, each with those of its tensors.
         total_bytes: Of all tensors.
+        metadata: What else it says of the whole model.
     """
     entries = sorted((tensor, name) for name, tensors in files for tensor in tensors)
-    content = {"metadata": {"total_size": total_bytes}, "weight_map": dict(entries)}
+    content = {"metadata": {**(metadata or {}), "total_size": total_bytes}, "weight_map": dict(entries)}
     return json.dumps(content, indent=2).encode() + b"\n"

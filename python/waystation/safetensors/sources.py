@@ -52,19 +52,19 @@ def find(files: Files) -> list[Header]:
     """
     if not isinstance(files, str | os.PathLike):
         return _read(_paths(files), None)
-    resolved = _resolve(files)
+    resolved = resolve(files)
     for _ in range(_ATTEMPTS):
         paths, index = resolved
         try:
             headers = _read(paths, index)
         except WaystationError:
-            again = _resolve(files)
+            again = resolve(files)
             if again == resolved:
                 raise
         else:
             if index is None or index.is_current():
                 return headers
-            again = _resolve(files)
+            again = resolve(files)
         resolved = again
     raise Conflict(
         "the files were replaced again and again while their headers were read; open them once nobody saves "
@@ -123,8 +123,8 @@ def _paths(files: Sequence[PathLike]) -> list[str]:
     return paths
 
 
-def _resolve(files: PathLike) -> tuple[list[str], Index | None]:
-    """The files that a path means, and the index that names them."""
+def resolve(files: PathLike) -> tuple[list[str], Index | None]:
+    """The files that a path means, and the index that names them, if that is what tells."""
     path = storage.located(files)
     if storage.of(path).is_listable:
         found = storage.status(path)
