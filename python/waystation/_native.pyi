@@ -290,9 +290,10 @@ def start_copy(
     `(path, header, words, file_bytes, block_checksums, crc64)`.
 
     `header` fills the first bytes; `words` are rows of three int64 for what follows, in order: the number of
-    a source, an offset in it, and how many bytes. A file that is copied whole is one row and no header. Each of
-    `sources` is `(path, file_bytes, block_checksums, version)`, and is verified where it is read, if it has
-    checksums.
+    a source, an offset in it, and how many bytes. A file that is copied whole is one row and no header. Each
+    of `sources` is `(path, file_bytes, block_checksums, version)`, and is verified where it is read, if it
+    has checksums.
+
     Every block is compared with its checksum before it is written, every file with its own, where it has one,
     before it is whole. Damage is Corrupt, and fails the job, which then removes the files that it created.
     `readers` pieces are read at a time. `throttle` bounds what is read; `staging_bytes` bounds the memory for

@@ -17,6 +17,7 @@ from typing import Any
 from waystation import _native, storage
 from waystation._errors import Corrupt
 from waystation.safetensors.headers import Header
+from waystation.storage import disks
 from waystation.storage.foreign import described_bytes
 
 SUFFIX = ".safetensors.index.json"
@@ -61,10 +62,10 @@ class Index:
         absent = [
             file
             for file in self.files()
-            if not (storage.is_there(file) if names is None else os.path.basename(file) in names)
+            if not (storage.status(file) is not None if names is None else os.path.basename(file) in names)
         ]
         if absent:
-            shown = ", ".join(repr(os.path.basename(file)) for file in absent[:_SHOWN])
+            shown = ", ".join(map(_told, absent[:_SHOWN]))
             more = f" and {len(absent) - _SHOWN} more" if len(absent) > _SHOWN else ""
             raise Corrupt(
                 f"{len(absent)} of {len(self.files())} files that the index names are missing: "
@@ -104,6 +105,12 @@ class Index:
                 tensor=tensor,
                 index_file=self.path,
             )
+
+
+def _told(file: str) -> str:
+    """A file that is missing, with where it should be if it is a link."""
+    target = disks.link_target(file)
+    return repr(os.path.basename(file)) + ("" if target is None else f" (a link to '{target}')")
 
 
 def read_index(path: str) -> Index:

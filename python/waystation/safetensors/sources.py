@@ -19,6 +19,7 @@ from waystation._errors import (
     Corrupt,
     InvalidInput,
     NotFound,
+    Unavailable,
     Unsupported,
     WaystationError,
     WrongType,
@@ -27,6 +28,7 @@ from waystation.layouts.native.names import RECORD
 from waystation.layouts.orbax import checkpoint as orbax
 from waystation.safetensors.headers import Header, read_headers
 from waystation.safetensors.index import SUFFIX, Index, read_index
+from waystation.storage import disks
 from waystation.storage.foreign import described, hub_advice
 
 PathLike: TypeAlias = str | os.PathLike[str]
@@ -48,6 +50,7 @@ def find(files: Files) -> list[Header]:
         NotFound: There is nothing at a path, or no safetensors file in a directory.
         InvalidInput: It cannot be told what is meant.
         Corrupt: A file is damaged, missing, or not what its index says.
+        Unavailable: A file is a link to a disk that is missing.
         Conflict: Somebody replaces them all the time.
     """
     if not isinstance(files, str | os.PathLike):
@@ -105,13 +108,42 @@ def _read(paths: Sequence[str], index: Index | None) -> list[Header]:
     try:
         headers = read_headers(paths)
     except NotFound:
+        for path in paths:
+            _require_disk(path)
         if index is not None:
             index.check_present()  # which says that the model is there in part
+        for path in paths:
+            _require_target(path)
         raise
     if index is not None:
         index.check(headers)
     _check_unique(headers)
     return headers
+
+
+def _require_disk(path: str) -> None:
+    """Raises Unavailable if a path is a link into a directory that is not there: its disk is missing."""
+    target = disks.link_target(path)
+    directory = "" if target is None else os.path.dirname(target)
+    if target is not None and storage.status(path) is None and not storage.is_directory(directory):
+        raise Unavailable(
+            f"'{path}' is a link to '{target}', and there is no directory '{directory}'; mount the disk "
+            "that has it, then open the model again",
+            path=path,
+            target=target,
+        )
+
+
+def _require_target(path: str) -> None:
+    """Raises NotFound if a path is a link to a file that is not there."""
+    target = disks.link_target(path)
+    if target is not None and storage.status(path) is None:
+        raise NotFound(
+            f"'{path}' is a link to '{target}', and there is no such file; restore it, or get the model "
+            "again",
+            path=path,
+            target=target,
+        )
 
 
 def _paths(files: Sequence[PathLike]) -> list[str]:

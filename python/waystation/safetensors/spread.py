@@ -419,11 +419,12 @@ def _write(
     ]
     total = 2 * sum(file.nbytes for file in planned)
     known = checksums_of(source.headers)
+    on_progress(0, total)
     copying = _Copying(source, known, current_options(), lambda done: on_progress(done, total))
     checksums = copying.run(planned, placed, stages)
     _carry(source.directory, carried, stages.paths[0])
     check_unchanged(source.headers)
-    _compare(placed, checksums, lambda done: on_progress(total // 2 + done, total))
+    _compare(placed, checksums, lambda done: on_progress(min(total // 2 + done, total - 1), total))
 
     def index_of(names: Sequence[str]) -> bytes:
         entries = [

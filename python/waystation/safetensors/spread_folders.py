@@ -270,8 +270,8 @@ class Folders:
             )
         if not self._overwrite:
             raise Conflict(
-                f"'{place}' holds a model that was spread already; overwrite it (--overwrite, overwrite=True), "
-                "or choose other folders",
+                f"'{place}' holds a model that was spread already; overwrite it (--overwrite, "
+                "overwrite=True), or choose other folders",
                 path=place,
             )
         strays = names - note.names - _ALLOWED
