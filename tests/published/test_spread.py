@@ -441,6 +441,20 @@ def test_nothing_that_others_put_there_is_removed(model: Path, tmp_path: Path, f
     assert sorted(path.name for path in folders[1].iterdir()) == ["kept", target.name]
 
 
+@pytest.mark.parametrize("most", [1 << 30, 100_000])
+def test_a_save_in_place_of_it_leaves_no_files_on_other_disks(
+    model: Path, folders: list[Path], most: int
+) -> None:
+    spread(model, folders)
+    with pytest.raises(errors.Conflict):
+        save(ARRAYS, folders[0])
+    arrays = {name: array + 1 for name, array in ARRAYS.items()}
+    save(arrays, folders[0], overwrite=True, max_file_bytes=most)
+    assert same(load(folders[0], framework="numpy"), arrays)
+    assert everything(*folders[1:]) == []
+    assert "spread.waystation.json" not in os.listdir(folders[0])
+
+
 def test_a_folder_may_be_that_of_other_files(model: Path, folders: list[Path]) -> None:
     folders[0].mkdir()
     folders[1].mkdir()

@@ -25,6 +25,7 @@ from waystation.safetensors import replacing
 from waystation.safetensors.checksums import forget_checksums
 from waystation.safetensors.index import encode_index
 from waystation.safetensors.sources import checkpoint_of
+from waystation.safetensors.spread_note import forget_parts
 from waystation.storage import write_lock
 from waystation.storage.attempts import new_attempt_id, remove_dead_exports
 
@@ -218,6 +219,7 @@ class Destination:
             _native.sync_paths([stage])
             replacing.replace(earlier, stage, file_names, index)
             forget_checksums(self.directory, sorted(earlier.names - set(self._present())))
+            forget_parts(self.directory)
             return self._published(file_names)
         self._write_index(stage, file_names, index)
         _native.sync_paths([stage])

@@ -40,7 +40,8 @@ from waystation.safetensors.headers import Header, check_unchanged, read_headers
 from waystation.safetensors.index import SUFFIX, encode_index, read_metadata
 from waystation.safetensors.save import FILE_BYTES
 from waystation.safetensors.sources import Files, PathLike, find, resolve
-from waystation.safetensors.spread_folders import NOTE, STEM, Folders, Placed, Stages
+from waystation.safetensors.spread_folders import STEM, Folders, Placed, Stages
+from waystation.safetensors.spread_note import NOTE
 from waystation.storage import disks
 
 # Files beside a model of up to this size are carried along. What is larger is other weights, nearly always.

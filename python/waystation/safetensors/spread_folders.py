@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import logging
 import os
 import re
@@ -26,19 +25,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from waystation import _forks, _native, storage
-from waystation._errors import Conflict, Corrupt, DiskFull, InvalidInput, NotFound, WaystationError
-from waystation.layouts.native.records import dump_json
+from waystation._errors import Conflict, DiskFull, InvalidInput, NotFound, WaystationError
 from waystation.safetensors.checksums import FILE_NAME
 from waystation.safetensors.destination import ALTERNATE
 from waystation.safetensors.replacing import index_name, one_name
 from waystation.safetensors.sources import checkpoint_of
+from waystation.safetensors.spread_note import NOTE, Note, Part, discard, key_of, read_note
 from waystation.storage import attempts, disks
 
-NOTE = "spread.waystation.json"
 STEM = "model"
 
-_VERSION = 1
-_LIMIT_BYTES = 64 << 20
 _STAGE = "spread"  # what names of hidden directories have, so that saves do not take them for theirs
 _OF_MODELS = re.compile(
     rf"{STEM}({re.escape(ALTERNATE)}\d*)?(-\d{{5,}}-of-\d{{5,}})?\.safetensors(\.index\.json)?"
@@ -46,110 +42,6 @@ _OF_MODELS = re.compile(
 _ALLOWED = {FILE_NAME, NOTE, storage.names.WRITER, storage.names.WRITER_REMOVAL}
 
 _log = logging.getLogger("waystation")
-
-
-# ---- the note ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A file of a model in another folder than the first.
-
-    Attributes:
-        path: Where it is.
-        inode: Its number there; with length and time it tells the file from any other of that name.
-        nbytes: Its length.
-        modified_ns: When it was written.
-    """
-
-    path: str
-    inode: int
-    nbytes: int
-    modified_ns: int
-
-    @classmethod
-    def of(cls, path: str, written: str) -> Part:
-        """A file that is to be at a path, and was written to another on that file system."""
-        found = storage.status(written)
-        if found is None:
-            raise Conflict(f"'{written}' was removed by others while the model was spread", path=written)
-        identity = found.identity
-        return cls(path, identity.inode, identity.nbytes, identity.modified_ns)
-
-    def is_there(self) -> bool:
-        """Whether that file, and no other, is at its path."""
-        found = storage.status(self.path, follow_links=False)
-        return found is not None and self._key == _key(found.identity)
-
-    @property
-    def _key(self) -> tuple[int, int, int]:
-        return self.inode, self.nbytes, self.modified_ns
-
-
-def _key(identity: storage.Identity) -> tuple[int, int, int]:
-    return identity.inode, identity.nbytes, identity.modified_ns
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """What belongs to a model that was spread.
-
-    Attributes:
-        names: What is in the first folder.
-        parts: The files in the others.
-    """
-
-    names: frozenset[str]
-    parts: tuple[Part, ...]
-
-    def encoded(self) -> bytes:
-        """The content of its file."""
-        parts = [
-            {"path": part.path, "inode": part.inode, "nbytes": part.nbytes, "modified_ns": part.modified_ns}
-            for part in self.parts
-        ]
-        body = {"version": _VERSION, "names": sorted(self.names), "parts": parts}
-        return _native.seal_json(dump_json(body))
-
-
-def read_note(directory: str) -> Note | None:
-    """The note in a directory; None if it has none.
-
-    Raises:
-        Corrupt: It is damaged, or of a newer version.
-    """
-    path = os.path.join(directory, NOTE)
-    try:
-        content = storage.read_file(path, limit_bytes=_LIMIT_BYTES)
-    except NotFound:
-        return None
-    try:
-        body = json.loads(_native.open_sealed_json(content, path))
-        if body["version"] != _VERSION:
-            raise Corrupt(
-                f"the note is of version {body['version']}, which this release cannot read", path=path
-            )
-        parts = tuple(
-            Part(str(part["path"]), int(part["inode"]), int(part["nbytes"]), int(part["modified_ns"]))
-            for part in body["parts"]
-        )
-        return Note(frozenset(map(str, body["names"])), parts)
-    except (KeyError, TypeError, RecursionError) as error:
-        raise Corrupt(
-            "the note of a model that was spread says something else than it should", path=path
-        ) from error
-
-
-def discard(directory: str) -> None:
-    """Removes a directory that no reader uses, after the files in other folders that its note lists."""
-    try:
-        note = read_note(directory)
-        for part in () if note is None else note.parts:
-            if part.is_there():
-                storage.remove_file(part.path)
-        storage.remove_tree(directory)
-    except WaystationError as error:
-        _log.warning("what a model that was spread has left could not be removed: %s", error)
 
 
 # ---- the folders -------------------------------------------------------------------------------
@@ -284,14 +176,14 @@ class Folders:
         return note
 
     def _check_others(self) -> None:
-        known = {(part.inode, part.nbytes, part.modified_ns) for part in self.earlier_parts}
+        known = {part.key for part in self.earlier_parts}
         for path in self.paths[1:]:
             for entry in storage.entries_or_none(path):
                 if not _OF_MODELS.fullmatch(entry.name):
                     continue
                 file = os.path.join(path, entry.name)
                 found = storage.status(file, follow_links=False)
-                if found is not None and _key(found.identity) not in known:
+                if found is not None and key_of(found.identity) not in known:
                     raise Conflict(
                         f"'{file}' is there, and no part of a model at '{self.place}'; give a folder of its "
                         "own, or, if no model uses the file any more, remove it",
@@ -469,7 +361,8 @@ class Stages:
         finish(stage, names)
         parts = tuple(Part.of(target, staged) for staged, target in moves)
         note = Note(frozenset([*storage.list_names(stage), NOTE]), parts)
-        _native.write_small_files([(os.path.join(stage, NOTE), note.encoded())])
+        path = os.path.join(stage, NOTE)
+        storage.of(path).replace(path, note.encoded(), attempts.new_attempt_id())  # whole, or not there
         _native.sync_paths([stage])
         for staged, target in moves:
             storage.renames(target).new(staged, target)
