@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -36,8 +35,11 @@ class _SeveralFolders(TyperCommand):
         is_folder = False
         for part in options:
             if part.startswith("-") and part != "-":
-                is_folder = part == _TO
-                spelled += [] if is_folder else [part]
+                is_folder = part.partition("=")[0] == _TO
+                if not is_folder:
+                    spelled.append(part)
+                elif part != _TO:
+                    spelled += [_TO, part.partition("=")[2]]
             else:
                 spelled += [_TO, part] if is_folder else [part]
         if options[-1:] == [_TO]:
@@ -60,7 +62,7 @@ def _spread(
         ),
     ],
     to: Annotated[
-        list[Path],
+        list[str],
         typer.Option(
             _TO,
             metavar="FOLDER...",

@@ -381,14 +381,17 @@ def sum_files(headers: Sequence[Header], on_progress: OnProgress) -> list[FileCh
     total = sum(header.identity.nbytes for header in headers)
     done = 0
     found: list[list[bytes]] = [[] for _ in headers]
-    tasks = [
-        (place, begin)
-        for place, header in enumerate(headers)
-        for begin in range(0, header.identity.nbytes, _CHUNK_BYTES)
-    ]
+    tasks = []
+    before: dict[int, int] = {}  # bytes of each device: all that hold files are read at a time
+    for place, header in enumerate(headers):
+        held = before.setdefault(header.identity.device, 0)
+        before[header.identity.device] = held + header.identity.nbytes
+        chunks = range(0, header.identity.nbytes, _CHUNK_BYTES)
+        tasks += [(held + begin, place, begin) for begin in chunks]
+    tasks.sort()
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="waystation: sum") as workers:
-        parts = workers.map(lambda task: _sum_part(headers[task[0]], task[1]), tasks)
-        for (place, begin), part in zip(tasks, parts, strict=True):
+        parts = workers.map(lambda task: _sum_part(headers[task[1]], task[2]), tasks)
+        for (_, place, begin), part in zip(tasks, parts, strict=True):
             found[place].append(part)
             done += min(_CHUNK_BYTES, headers[place].identity.nbytes - begin)
             on_progress(done, total)

@@ -7,6 +7,7 @@ numbered set are all there; files that an index names hold what it says, and not
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import urllib.parse
@@ -19,6 +20,7 @@ from waystation._errors import (
     Corrupt,
     InvalidInput,
     NotFound,
+    PermissionDenied,
     Unavailable,
     Unsupported,
     WaystationError,
@@ -115,6 +117,8 @@ def _read(paths: Sequence[str], index: Index | None) -> list[Header]:
         for path in paths:
             _require_target(path)
         raise
+    except PermissionDenied as error:
+        raise error.where(target=disks.link_target(str(error.context.get("path", ""))))
     if index is not None:
         index.check(headers)
     _check_unique(headers)
@@ -216,8 +220,10 @@ def checkpoint_of(directory: str) -> str | None:
     if not storage.of(directory).is_listable:
         return None
     for each in (directory, os.path.dirname(directory)):
-        if storage.is_file(os.path.join(each, RECORD)) or orbax.is_checkpoint(each):
-            return each
+        # Who may not look into a directory beside it, such as lost+found, may use this one all the same.
+        with contextlib.suppress(PermissionDenied):
+            if storage.is_file(os.path.join(each, RECORD)) or orbax.is_checkpoint(each):
+                return each
     return None
 
 

@@ -114,7 +114,8 @@ def spread(
     as it is.
 
     Args:
-        files: What `load` takes. Of a directory, or its index, other files of up to 64 MiB are copied with
+        files: A file, several files, an index, or a directory that holds one of these, as for `open`; also in
+            an object store. Of a directory, or its index, other files of up to 64 MiB are copied with
             the model, such as its configuration and tokenizer. If it has checksums, they are verified, and
             the new files get theirs.
         to: Two folders or more, one on each disk. The first must not exist yet, or be empty. The others may

@@ -31,7 +31,7 @@ from waystation.safetensors.destination import ALTERNATE
 from waystation.safetensors.replacing import index_name, one_name
 from waystation.safetensors.sources import checkpoint_of
 from waystation.safetensors.spread_note import NOTE, Note, Part, discard, key_of, read_note
-from waystation.storage import attempts, disks
+from waystation.storage import attempts, disks, write_lock
 
 STEM = "model"
 
@@ -120,6 +120,11 @@ class Folders:
                     f"there is no directory '{parent}' for the folder '{os.path.basename(path)}'; mount the "
                     "disk, or make the directory",
                     path=parent,
+                )
+            target = None if found is not None else disks.link_target(path)
+            if target is not None:
+                raise InvalidInput(
+                    f"'{path}' is a link to '{target}', where nothing is; give a directory", path=path
                 )
             if found is not None and found.kind != "directory":
                 raise InvalidInput(f"'{path}' is not a directory", path=path)
@@ -309,12 +314,14 @@ class Folders:
         """Makes a hidden directory the first folder, in one act. What was there is the hidden one then."""
         renames = storage.renames(self.place)
         if self._earlier is not None:
+            self._check_first()  # once more: others may have put something there
             renames.exchange(stage, self.place)
-        elif storage.is_directory(self.place):
-            renames.over(stage, self.place)
         else:
             try:
-                renames.new(stage, self.place)
+                if storage.is_directory(self.place):
+                    renames.over(stage, self.place)  # unless something is in it
+                else:
+                    renames.new(stage, self.place)
             except Conflict as error:
                 raise Conflict(
                     f"'{self.place}' appeared meanwhile; it was left alone", path=self.place
@@ -347,6 +354,23 @@ class Stages:
             index_of: Gives the index for the names of the files.
             finish: Writes what else depends on the names into the directory.
         """
+        others = sorted({path for path in map(self._folder_of, files) if path is not None})
+        with contextlib.ExitStack() as locks:
+            for path in others:  # names are chosen by what is there, so one after the other
+                locks.enter_context(write_lock.held(path))
+            return self._publish(files, others, index_of, finish)
+
+    def _folder_of(self, file: Placed) -> str | None:
+        """The folder that a file is to be in, unless that is the first."""
+        return self.folders.paths[file.folder] if file.folder > 0 else None
+
+    def _publish(
+        self,
+        files: Sequence[Placed],
+        others: Sequence[str],
+        index_of: Callable[[Sequence[str]], bytes],
+        finish: Callable[[str, Sequence[str]], None],
+    ) -> list[str]:
         folders, stage = self.folders, self.paths[0]
         names = folders.names(len(files))
         moves: list[tuple[str, str]] = []
@@ -366,7 +390,6 @@ class Stages:
         _native.sync_paths([stage])
         for staged, target in moves:
             storage.renames(target).new(staged, target)
-        others = sorted({os.path.dirname(target) for _, target in moves})
         _native.sync_paths([*others, *sorted({os.path.dirname(path) for path in others})])
         folders.appear(stage)
         return names

@@ -111,6 +111,9 @@ def read_note(directory: str) -> Note | None:
             Part(str(part["path"]), int(part["inode"]), int(part["nbytes"]), int(part["modified_ns"]))
             for part in body["parts"]
         )
+        other = next((part for part in parts if not part.path.endswith(".safetensors")), None)
+        if other is not None:
+            raise Corrupt(f"the note lists '{other.path}', which is no file of a model", path=path)
         return Note(frozenset(map(str, body["names"])), parts)
     except (KeyError, TypeError, RecursionError) as error:
         raise Corrupt(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from waystation.cli import formatting
 from waystation.cli.output import Output
@@ -18,7 +17,7 @@ class Request:
     """The arguments as they were typed."""
 
     path: str
-    to: list[Path]
+    to: list[str]
     max_shard_bytes: str
     overwrite: bool
     relative_links: bool
