@@ -51,6 +51,9 @@ _HEADER_ALIGN_BYTES = 4096
 # Beside the files themselves: directories, index, note.
 _SPARE_BYTES = 1 << 20
 _READERS = 4
+# Memory of all jobs for what has been read, and again for what is being written.
+_STAGING_BYTES = 256 << 20
+_MOST_STAGING_BYTES = 128 << 20  # of one
 _TICK_S = 0.1
 
 _log = logging.getLogger("waystation")
@@ -479,6 +482,7 @@ class _Copying:
         jobs: dict[int, _native.Job] = {}
         outcomes: dict[int, list[bytes]] = {}
         shared = read_job.shared(self._options, len(by_folder))
+        staging_bytes = min(_MOST_STAGING_BYTES, _STAGING_BYTES // len(by_folder))
         try:
             for folder, numbers in by_folder.items():
                 nbytes = sum(planned[number].nbytes for number in numbers)
@@ -486,7 +490,7 @@ class _Copying:
             for folder, numbers in by_folder.items():
                 files = [(planned[number], placed[number].staged) for number in numbers]
                 with self._naming(stages.folders.paths[folder]):
-                    jobs[folder] = self._start(files, shared)
+                    jobs[folder] = self._start(files, shared, staging_bytes)
             while len(outcomes) < len(jobs):
                 next(job for folder, job in jobs.items() if folder not in outcomes).wait(_TICK_S)
                 for folder, job in jobs.items():
@@ -504,7 +508,9 @@ class _Copying:
     def _naming(self, folder: str) -> _Naming:
         return _Naming(self._headers, folder)
 
-    def _start(self, files: Sequence[tuple[PlannedPart, str]], options: Options) -> _native.Job:
+    def _start(
+        self, files: Sequence[tuple[PlannedPart, str]], options: Options, staging_bytes: int
+    ) -> _native.Job:
         engine = options.engine
         return _native.start_copy(
             [
@@ -519,7 +525,7 @@ class _Copying:
             depth=engine.depth,
             threads=engine.threads,
             readers=_READERS,
-            staging_bytes=engine.staging_bytes,
+            staging_bytes=engine.staging_bytes or staging_bytes,
             throttle=engine.throttle_path,
         )
 
