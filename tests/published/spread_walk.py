@@ -18,6 +18,7 @@ from tests.support import system_calls
 
 import waystation.safetensors
 from waystation import errors
+from waystation.checkpoint.collect import find_leftovers, remove_leftovers
 
 SCENARIOS = ("new", "empty", "over")
 FOLDERS = ("disk1/model", "disk2/model", "disk3/model")
@@ -55,8 +56,14 @@ def found(place: Path) -> int | None:
     return ours
 
 
-def check_next(scenario: str, place: Path, present: int | None, told: str) -> None:
-    """The same command again does its work, and nothing is left but the files of one model."""
+def check_next(scenario: str, place: Path, present: int | None, told: str, *, collect: bool) -> None:
+    """The same command again does its work, and nothing is left but the files of one model, also where
+    `waystation gc` has removed what the kill has left."""
+    if collect:
+        for folder in FOLDERS:
+            for directory in ((place / folder).parent, place / folder):
+                if directory.exists():
+                    remove_leftovers(find_leftovers(directory))
     if present is not None and scenario != "over":
         try:
             spread(place, 3, overwrite=False)
@@ -94,7 +101,7 @@ def walk(scenario: str, parent: Path) -> dict[str, object]:
         told = f"killed before change {step} (after {changes})"
         present = found(place)
         assert present in ({1, 2} if scenario == "over" else {None, 2}), f"{told}: found {present}"
-        check_next(scenario, place, present, told)
+        check_next(scenario, place, present, told, collect=bool(step % 2))
         outcomes.append(f"{changes[-1] if changes else 'start'}: {present}")
         if not killed and step >= len(whole):
             return {"kills": kills, "changes": whole, "outcomes": outcomes}

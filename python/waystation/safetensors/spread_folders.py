@@ -135,13 +135,10 @@ class Folders:
         """Removes what dead processes have left."""
         for stage in attempts.export_stages(os.path.dirname(self.place)):
             if stage.target == self._stage_stem(0) and stage.is_over:
-                grave = self._stage(0, attempts.new_attempt_id())
                 try:
-                    storage.renames(stage.path).over(stage.path, grave)
+                    attempts.remove(stage, discard)
                 except WaystationError as error:
                     _log.warning("a dead attempt could not be removed: %s", error)
-                else:
-                    discard(grave)
         for number, path in enumerate(self.paths[1:], 1):
             if storage.is_directory(path):
                 attempts.remove_dead_exports(path, self._stage_stem(number))
