@@ -269,7 +269,8 @@ def start_write(
     """
 
 def start_copy(
-    files: Sequence[tuple[str, str, int, Buffer | None, int | None]],
+    files: Sequence[tuple[str, bytes, Buffer, int, Buffer | None, int | None]],
+    sources: Sequence[tuple[str, int, Buffer | None, str | None]],
     /,
     *,
     source: Directory | ObjectStore | None = None,
@@ -285,8 +286,13 @@ def start_copy(
     staging_bytes: int | None = None,
     throttle: str | None = None,
 ) -> Job:
-    """Copies files of one storage, or of a directory held open, to new files of another. Each is
-    `(path, source_path, file_bytes, block_checksums, crc64)`.
+    """Makes new files of those of another storage, or of a directory held open. Each is
+    `(path, header, words, file_bytes, block_checksums, crc64)`.
+
+    `header` fills the first bytes; `words` are rows of three int64 for what follows, in order: the number of
+    a source, an offset in it, and how many bytes. A file that is copied whole is one row and no header. Each
+    of `sources` is `(path, file_bytes, block_checksums, version)`, and is verified where it is read, if it
+    has checksums.
 
     Every block is compared with its checksum before it is written, every file with its own, where it has one,
     before it is whole. Damage is Corrupt, and fails the job, which then removes the files that it created.

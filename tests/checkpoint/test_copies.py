@@ -277,9 +277,9 @@ def test_a_copy_that_was_killed_goes_on_where_it_was(
     moved: list[str] = []
     start = copying._native.start_copy
 
-    def counted(files: Any, /, **given: Any) -> Any:
+    def counted(files: Any, sources: Any, /, **given: Any) -> Any:
         moved.extend(os.path.basename(path) for path, *_ in files)
-        return start(files, **given)
+        return start(files, sources, **given)
 
     monkeypatch.setattr(copying._native, "start_copy", counted)
     done = waystation.copy(source, destination)

@@ -22,13 +22,25 @@ from waystation.errors import Unavailable
 from .conftest import SCRIPT, Outcome, normalised
 
 TOPICS = {
-    "Checkpoints": ["inspect", "ls", "sum", "verify", "diff", "view", "export", "cp", "mirror", "gc"],
+    "Checkpoints": [
+        "inspect",
+        "ls",
+        "sum",
+        "verify",
+        "diff",
+        "view",
+        "export",
+        "cp",
+        "mirror",
+        "gc",
+        "safetensors",
+    ],
     "Getting started": ["demo", "doctor"],
     "Programs and clusters": ["launch", "runtime", "program"],
     "Memory tier": ["placement", "agent", "top"],
 }
 COMMANDS = [command for commands in TOPICS.values() for command in commands]
-GROUPS = {"runtime": ["status", "top"], "program": ["show"]}
+GROUPS = {"runtime": ["status", "top"], "program": ["show"], "safetensors": ["spread"]}
 
 
 def test_version(script) -> None:

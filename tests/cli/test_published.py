@@ -91,3 +91,38 @@ def test_what_cannot_be_verified_is_not_advised_to_be_verified(tmp_path: Path, r
     assert "hint" not in outcome.err
     outcome = run("sum", tmp_path / "empty.safetensors")
     assert "'waystation verify PATH' lists all damage" in outcome.err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "{model} --to a b",
+        "{model} --to=a b",
+        "{model} --to a --to b",
+        "--to a b --max-shard-bytes 1GB {model}",
+        "--to a b -- {model}",
+    ],
+)
+def test_folders_follow_their_option(options: str, model: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(model.parent)
+    document = run("safetensors", "spread", "--json", *options.format(model=model).split()).document
+    assert document["path"] == "[DIR]/a"
+    assert {file["folder"] for file in document["files"]} == {"[DIR]/a", "[DIR]/b"}
+    assert run("verify", "a").code == 2, "it was never summed"
+    assert run("sum", "a").code == 0
+    assert run("verify", "a").code == 0
+
+
+def test_a_spread_that_is_called_wrongly(model: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(model.parent)
+    for call, text in (
+        (["--to", "a", "b", str(model)], "Missing argument 'MODEL'"),
+        ([str(model)], "Missing option '--to'"),
+        ([str(model), "--to"], "requires an argument"),
+        ([str(model), "--to", "a", "s3://bucket/b"], "is a URL"),
+        ([str(model), "--to", "a", "b", "--max-shard-bytes", "0"], "--max-shard-bytes is 0"),
+    ):
+        outcome = run("safetensors", "spread", *call)
+        assert outcome.code == 2
+        assert text in outcome.err
+    assert [path.name for path in model.parent.iterdir()] == ["model"]

@@ -62,6 +62,13 @@ CALLS: dict[str, list[str]] = {
     ],
     "cp": ["runs/step_1 copy", "runs/step_1 runs/step_2", "absent copy"],
     "mirror": ["runs copies", "runs/step_1 copies", "runs http://127.0.0.1:1/copies"],
+    "safetensors": [
+        "spread model --to out copy",
+        "spread model --to out",
+        "spread absent --to out copy",
+        "spread model --to empty model",
+        "spread model --to out absent/copy",
+    ],
     "gc": ["runs", "runs --dry-run", "runs --older-than soon", "leftovers", "leftovers --yes"],
     "doctor": ["absent", "file"],
     "demo": ["--memory --runtime"],

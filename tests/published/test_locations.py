@@ -132,6 +132,20 @@ def test_a_file_several_files_and_an_index_are_loaded(place: str, directory: Pat
     assert bits(dict(stream(files_at(place), framework="torch"))) == expected(directory)
 
 
+def test_models_are_spread_from_where_they_are(place: str, directory: Path, tmp_path: Path) -> None:
+    (directory / "config.json").write_text("{}")
+    with contextlib.suppress(Unsupported):  # HTTP cannot be written to, and serves the directory itself
+        storage.of(place).write_files([(f"{place}/config.json", b"{}")])
+    given = (files_at(place), f"{place}/model.safetensors.index.json")
+    for number, model in enumerate(given):
+        done = waystation.safetensors.spread(model, [tmp_path / f"a{number}", tmp_path / f"b{number}"])
+        assert bits(load(done.path, framework="torch")) == expected(directory)
+        assert done.carried == (["config.json"] if number and place.startswith("s3") else [])
+    mixed = [*files_at(place)[:2], directory / "model-00003-of-00003.safetensors"]
+    with pytest.raises(Unsupported, match="several stores"):
+        waystation.safetensors.spread(mixed, [tmp_path / "a", tmp_path / "b"])
+
+
 def test_a_directory_of_a_store_is_listed(directory: Path) -> None:
     with in_a_store(directory) as place:
         for given in (place, place + "/"):

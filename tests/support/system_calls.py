@@ -53,6 +53,8 @@ _CHANGES = {
     84: "rmdir",
     86: "link",
     265: "linkat",
+    88: "symlink",
+    266: "symlinkat",
     87: "unlink",
     263: "unlinkat",
     277: "sync_file_range",
@@ -62,7 +64,7 @@ _CHANGES = {
 }
 _OPENAT = 257
 # Those that name what they change by a path, and which argument that is.
-_BY_PATH = {82: 0, 264: 1, 316: 1, 86: 1, 265: 3, 83: 0, 258: 1, 84: 0, 87: 0, 263: 1}
+_BY_PATH = {82: 0, 264: 1, 316: 1, 86: 1, 265: 3, 88: 1, 266: 2, 83: 0, 258: 1, 84: 0, 87: 0, 263: 1}
 
 
 class SyscallInfo(ctypes.Structure):

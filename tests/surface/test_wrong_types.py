@@ -47,6 +47,10 @@ CALLS: dict[str, tuple[str, Callable[[Path], Any]]] = {
         "on_progress must be a function, not 5",
         lambda at: safetensors.write_checksums(at / "model", on_progress=5),  # type: ignore[arg-type]
     ),
+    "spread a model": (
+        "on_progress must be a function, not 5",
+        lambda at: safetensors.spread(at / "model", [at / "a", at / "b"], on_progress=5),  # type: ignore[arg-type]
+    ),
     "place arrays": (
         "sharding_fn must be a function, not 5",
         lambda at: safetensors.load(at / "model", framework="jax", sharding_fn=5),  # type: ignore[arg-type]

@@ -1,5 +1,5 @@
-//! `start_write`: plans of files to be written become a background [`Job`]. `start_copy`: so do files of another
-//! storage. `compress_zstd`: what is written
+//! `start_write`: plans of files to be written become a background [`Job`]. `start_copy`: so do those that are
+//! made of files of another storage. `compress_zstd`: what is written
 //! compressed is compressed before. `chunk_checksums`: what is written as it is, is summed before.
 //! `start_comparison`: what was written before is compared with what is to be written now.
 
@@ -7,10 +7,10 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
-use waystation_format::Result;
+use waystation_format::{Error, Kind};
 use waystation_io::mode::Mode;
-use waystation_io::read;
-use waystation_io::write::{self, BlocksInput, CopiedFile, FileInput, Options, Sources, Statistics};
+use waystation_io::read::{self, plan::ReadFile};
+use waystation_io::write::{self, BlocksInput, CopiedFile, Extent, FileInput, Options, Sources, Statistics};
 
 use crate::directory::{Root, storage_of};
 use crate::error::{guarded, to_py};
@@ -74,18 +74,23 @@ fn start_write(
     Ok(Job::new(handle, owners))
 }
 
-/// A file as Python gives it: where it is to be, where it is, size, checksums of its blocks, that of all of it.
-type CopyTuple<'py> = (PathBuf, PathBuf, u64, Option<Bound<'py, PyAny>>, Option<u64>);
+/// A new file as Python gives it: path, header, words of extents, size, checksums of its blocks, that of all of it.
+type CopyTuple<'py> =
+    (PathBuf, Bound<'py, PyBytes>, Bound<'py, PyAny>, u64, Option<Bound<'py, PyAny>>, Option<u64>);
+
+/// A file that extents are of: path, size, checksums of its blocks, version.
+type SourceTuple<'py> = (PathBuf, u64, Option<Bound<'py, PyAny>>, Option<String>);
 
 #[pyfunction]
 #[pyo3(signature = (
-    files, /, *, source=None, root=None, sync=true, group=None, mode=None, read_mode=None, block_bytes=None,
-    depth=None, threads=None, readers, staging_bytes=None, throttle=None
+    files, sources, /, *, source=None, root=None, sync=true, group=None, mode=None, read_mode=None,
+    block_bytes=None, depth=None, threads=None, readers, staging_bytes=None, throttle=None
 ))]
 #[allow(clippy::too_many_arguments)] // the stub's
 fn start_copy(
     py: Python<'_>,
     files: Vec<CopyTuple<'_>>,
+    sources: Vec<SourceTuple<'_>>,
     source: Option<Root<'_>>,
     root: Option<Root<'_>>,
     sync: bool,
@@ -104,20 +109,20 @@ fn start_copy(
     let read_mode = read_mode.map(str::parse).transpose().map_err(to_py)?;
     let throttle = open_throttle(throttle).map_err(to_py)?;
     let durability = durability(sync, group);
-    let held: Vec<_> = files
-        .into_iter()
-        .map(|(path, source, file_bytes, checksums, crc64)| {
-            let checksums = checksums.as_ref().map(Bytes::of).transpose()?;
-            Ok((path, source, file_bytes, checksums, crc64))
-        })
-        .collect::<PyResult<_>>()?;
+    let files = files.iter().map(copied_file).collect::<PyResult<Vec<_>>>()?;
+    let sources = sources.into_iter().map(read_source).collect::<PyResult<Vec<_>>>()?;
     let handle = py.detach(|| {
         guarded(|| {
-            let files = held.into_iter().map(copied_file).collect::<Result<_>>()?;
             let reading =
                 read::Options { mode: read_mode, threads: Some(1), throttle, ..read::Options::default() };
-            let sources =
-                Sources { storage: source, files, options: reading, readers, memory_bytes: staging_bytes };
+            let sources = Sources {
+                storage: source,
+                sources,
+                files,
+                options: reading,
+                readers,
+                memory_bytes: staging_bytes,
+            };
             let options = Options {
                 durability,
                 mode,
@@ -134,11 +139,30 @@ fn start_copy(
     Ok(Job::new(handle, py.None()))
 }
 
-fn copied_file(
-    (path, source, file_bytes, checksums, crc64): (PathBuf, PathBuf, u64, Option<Bytes>, Option<u64>),
-) -> Result<CopiedFile> {
-    let checksums = checksums.map(|bytes| bytes.words(u64::from_le_bytes)).transpose()?;
-    Ok(CopiedFile { path, source, file_bytes, checksums, crc64 })
+fn copied_file((path, header, words, file_bytes, checksums, crc64): &CopyTuple<'_>) -> PyResult<CopiedFile> {
+    let words = plan_words(words)?;
+    let (rows, rest) = words.as_chunks::<3>();
+    if !rest.is_empty() {
+        return Err(to_py(Error::new(Kind::InvalidInput, "an extent has three numbers")));
+    }
+    let header = header.as_bytes().to_vec();
+    Ok(CopiedFile {
+        path: path.clone(),
+        extents: Extent::all_after(header.len(), rows).map_err(to_py)?,
+        header,
+        file_bytes: *file_bytes,
+        checksums: checksum_words(checksums.as_ref())?,
+        crc64: *crc64,
+    })
+}
+
+fn read_source((path, file_bytes, checksums, version): SourceTuple<'_>) -> PyResult<ReadFile> {
+    Ok(ReadFile { path, file_bytes, checksums: checksum_words(checksums.as_ref())?, version })
+}
+
+fn checksum_words(checksums: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<u64>>> {
+    let words = |bytes: &Bound<'_, PyAny>| Bytes::of(bytes)?.words(u64::from_le_bytes).map_err(to_py);
+    checksums.map(words).transpose()
 }
 
 #[pyfunction]

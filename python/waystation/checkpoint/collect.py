@@ -20,6 +20,7 @@ from waystation._errors import InvalidInput, NotFound
 from waystation.checkpoint.paths import PathLike, is_native_checkpoint
 from waystation.layouts.native import in_store, names, orphans
 from waystation.layouts.orbax import in_store as orbax_in_store
+from waystation.safetensors.spread_note import discard
 from waystation.storage.attempts import (
     Leftover,
     export_stages,
@@ -175,7 +176,8 @@ def _remove(leftover: Leftover, older_than_s: float) -> bool:
         return bool(orphans.remove(place, is_removable))
     if not any(is_removable(present) for present in _leftovers_in(place)):
         return False
-    remove(leftover)
+    # That of a model that was being spread may have moved files to other disks.
+    remove(leftover, discard if leftover.kind == "export" else storage.remove_tree)
     return True
 
 

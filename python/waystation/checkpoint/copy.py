@@ -251,13 +251,15 @@ class Copying:
                 [
                     (
                         path,
-                        file.source,
+                        b"",
+                        np.array([number, 0, file.nbytes], np.int64),
                         file.nbytes,
                         file.checksums,
                         None if file.digest is None else file.digest.crc64,
                     )
-                    for path, file in batch
+                    for number, (path, file) in enumerate(batch)
                 ],
+                [(file.source, file.nbytes, None, None) for _, file in batch],
                 source=source.root.engine,
                 root=storage.engine_of(place.path),
                 group=place.group,

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from waystation.cli import memory_application, runtime_application
+from waystation.cli import memory_application, runtime_application, safetensors_application
 from waystation.cli.arguments import (
     CHECKPOINTS,
     GETTING_STARTED,
@@ -646,5 +646,6 @@ def _launch(
         launch.run(output, request)
 
 
+safetensors_application.declare(application)
 memory_application.declare(application)
 runtime_application.declare(application)

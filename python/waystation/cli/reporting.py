@@ -30,6 +30,7 @@ _OPTIONS = {
     "--overwrite, overwrite=True": "--overwrite",
     "overwrite=True": "--overwrite",
     "bytes_per_second": "--bytes-per-second",
+    "max_file_bytes": "--max-shard-bytes",
 }
 
 # What the engine adds to the text of an error of the system. People need the text.

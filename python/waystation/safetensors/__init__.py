@@ -5,6 +5,7 @@ from waystation.safetensors.handle import Tensors, TensorSlice, open  # noqa: A0
 from waystation.safetensors.load import load, load_async
 from waystation.safetensors.placement import Divided, Joined, Only
 from waystation.safetensors.save import save
+from waystation.safetensors.spread import SpreadFile, SpreadModel, spread
 from waystation.safetensors.stream import stream
 from waystation.safetensors.torch_collective import load_in_group
 
@@ -13,6 +14,8 @@ __all__ = [
     "Divided",
     "Joined",
     "Only",
+    "SpreadFile",
+    "SpreadModel",
     "TensorSlice",
     "Tensors",
     "load",
@@ -20,6 +23,7 @@ __all__ = [
     "load_in_group",
     "open",
     "save",
+    "spread",
     "stream",
     "verify_files",
     "write_checksums",

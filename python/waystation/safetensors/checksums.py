@@ -97,7 +97,8 @@ def read_checksums(directory: str, source: storage.Storage | None = None) -> dic
     return {name: FileChecksums(*found) for name, found in _native.parse_checksums(content, path).items()}
 
 
-def _write(directory: str, files: dict[str, FileChecksums]) -> str:
+def write_file(directory: str, files: dict[str, FileChecksums]) -> str:
+    """Writes the file of a directory, in place of the one that is there; returns its path."""
     body = {
         "version": _VERSION,
         "block_bytes": _native.BLOCK_BYTES,
@@ -143,7 +144,7 @@ def write_checksums(files: Files, *, on_progress: OnProgress = lambda _done, _to
         )
     for directory in dict.fromkeys(os.path.dirname(header.path) for header in headers):
         _refuse_checkpoint(directory)
-    summed = _sum(headers, on_progress)
+    summed = sum_files(headers, on_progress)
     by_directory: dict[str, list[tuple[Header, FileChecksums]]] = {}
     for header, found in zip(headers, summed, strict=True):
         by_directory.setdefault(os.path.dirname(header.path), []).append((header, found))
@@ -153,7 +154,7 @@ def write_checksums(files: Files, *, on_progress: OnProgress = lambda _done, _to
             check_unchanged(header for header, _ in pairs)
             known = read_checksums(directory)
             known |= {os.path.basename(header.path): found for header, found in pairs}
-            written.append(_write(directory, known))
+            written.append(write_file(directory, known))
     return written
 
 
@@ -168,7 +169,7 @@ def forget_checksums(directory: str, file_names: Sequence[str]) -> None:
         return
     remaining = {name: found for name, found in known.items() if name not in file_names}
     if len(remaining) != len(known):
-        _write(directory, remaining)
+        write_file(directory, remaining)
 
 
 def verify_files(files: Files, *, on_progress: OnProgress = lambda _done, _total: None) -> list[DamagedFile]:
@@ -208,7 +209,7 @@ def verify_model(files: Files, *, on_progress: OnProgress) -> tuple[list[Damaged
     if failure is not None and not headers and not damaged:
         raise failure
     expected = require_checksums(headers, [known.of(header.path) for header in headers])
-    for header, wanted, found in zip(headers, expected, _sum(headers, on_progress), strict=True):
+    for header, wanted, found in zip(headers, expected, sum_files(headers, on_progress), strict=True):
         damage = _compare(header, wanted, found)
         if damage is not None:
             damaged.append(damage)
@@ -375,19 +376,22 @@ def _tensors_in(header: Header, blocks: set[int]) -> Iterable[str]:
             yield name
 
 
-def _sum(headers: Sequence[Header], on_progress: OnProgress) -> list[FileChecksums]:
+def sum_files(headers: Sequence[Header], on_progress: OnProgress) -> list[FileChecksums]:
     """The checksums of files, several at a time; none of them changes meanwhile."""
     total = sum(header.identity.nbytes for header in headers)
     done = 0
     found: list[list[bytes]] = [[] for _ in headers]
-    tasks = [
-        (place, begin)
-        for place, header in enumerate(headers)
-        for begin in range(0, header.identity.nbytes, _CHUNK_BYTES)
-    ]
+    tasks = []
+    before: dict[int, int] = {}  # bytes of each device: all that hold files are read at a time
+    for place, header in enumerate(headers):
+        held = before.setdefault(header.identity.device, 0)
+        before[header.identity.device] = held + header.identity.nbytes
+        chunks = range(0, header.identity.nbytes, _CHUNK_BYTES)
+        tasks += [(held + begin, place, begin) for begin in chunks]
+    tasks.sort()
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="waystation: sum") as workers:
-        parts = workers.map(lambda task: _sum_part(headers[task[0]], task[1]), tasks)
-        for (place, begin), part in zip(tasks, parts, strict=True):
+        parts = workers.map(lambda task: _sum_part(headers[task[1]], task[2]), tasks)
+        for (_, place, begin), part in zip(tasks, parts, strict=True):
             found[place].append(part)
             done += min(_CHUNK_BYTES, headers[place].identity.nbytes - begin)
             on_progress(done, total)

@@ -25,13 +25,14 @@ from waystation.safetensors import replacing
 from waystation.safetensors.checksums import forget_checksums
 from waystation.safetensors.index import encode_index
 from waystation.safetensors.sources import checkpoint_of
+from waystation.safetensors.spread_note import forget_parts
 from waystation.storage import write_lock
 from waystation.storage.attempts import new_attempt_id, remove_dead_exports
 
 Format = Literal["safetensors", "npz"]
 
 # What sets the names of new files apart from those of the earlier ones that they replace.
-_ALTERNATE = ".alternate"
+ALTERNATE = ".alternate"
 
 
 class Entry(Protocol):
@@ -113,7 +114,7 @@ class Destination:
         if self.format == "npz":
             pattern = re.compile(re.escape(f"{self.stem}.npz"))
         else:
-            part = rf"(({re.escape(_ALTERNATE)}\d*)?-\d{{5}}-of-\d{{5}})?"
+            part = rf"(({re.escape(ALTERNATE)}\d*)?-\d{{5}}-of-\d{{5}})?"
             index = re.escape(replacing.index_name(self.stem))
             pattern = re.compile(rf"{re.escape(self.stem)}{part}\.safetensors|{index}")
         try:
@@ -142,7 +143,7 @@ class Destination:
             groups[-1].append(entry)
             held += entry.nbytes
         return [
-            PlannedFile(name, sorted(group, key=_alignment_rank))
+            PlannedFile(name, sorted(group, key=alignment_rank))
             for name, group in zip(self._file_names(len(groups)), groups, strict=True)
         ]
 
@@ -159,7 +160,7 @@ class Destination:
                 )
             return [replacing.one_name(self.stem)]
         taken = frozenset() if earlier is None else earlier.live
-        alternates = (f"{self.stem}{_ALTERNATE}{number or ''}" for number in itertools.count())
+        alternates = (f"{self.stem}{ALTERNATE}{number or ''}" for number in itertools.count())
         sets = (
             [f"{stem}-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
             for stem in itertools.chain([self.stem], alternates)
@@ -218,6 +219,7 @@ class Destination:
             _native.sync_paths([stage])
             replacing.replace(earlier, stage, file_names, index)
             forget_checksums(self.directory, sorted(earlier.names - set(self._present())))
+            forget_parts(self.directory)
             return self._published(file_names)
         self._write_index(stage, file_names, index)
         _native.sync_paths([stage])
@@ -269,7 +271,7 @@ def _rename_new(source: str, target: str) -> None:
         raise Conflict(f"'{target}' appeared meanwhile; it was left alone", path=target) from error
 
 
-def _alignment_rank(entry: Entry) -> tuple[int, int]:
+def alignment_rank(entry: Entry) -> tuple[int, int]:
     """Arrays whose sizes keep the next one aligned come first, so that readers can map most of them; of the
     rest those of wide elements, so that each begins at a multiple of its own."""
     if entry.nbytes == 0:

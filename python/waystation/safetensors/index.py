@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from waystation import _native, storage
 from waystation._errors import Corrupt
 from waystation.safetensors.headers import Header
+from waystation.storage import disks
 from waystation.storage.foreign import described_bytes
 
 SUFFIX = ".safetensors.index.json"
@@ -60,10 +62,10 @@ class Index:
         absent = [
             file
             for file in self.files()
-            if not (storage.is_there(file) if names is None else os.path.basename(file) in names)
+            if not (storage.status(file) is not None if names is None else os.path.basename(file) in names)
         ]
         if absent:
-            shown = ", ".join(repr(os.path.basename(file)) for file in absent[:_SHOWN])
+            shown = ", ".join(map(_told, absent[:_SHOWN]))
             more = f" and {len(absent) - _SHOWN} more" if len(absent) > _SHOWN else ""
             raise Corrupt(
                 f"{len(absent)} of {len(self.files())} files that the index names are missing: "
@@ -105,6 +107,12 @@ class Index:
             )
 
 
+def _told(file: str) -> str:
+    """A file that is missing, with where it should be if it is a link."""
+    target = disks.link_target(file)
+    return repr(os.path.basename(file)) + ("" if target is None else f" (a link to '{target}')")
+
+
 def read_index(path: str) -> Index:
     """Reads an index.
 
@@ -131,13 +139,27 @@ def is_text(value: str) -> bool:
     return True
 
 
-def encode_index(files: Iterable[tuple[str, Sequence[str]]], total_bytes: int) -> bytes:
+def read_metadata(path: str) -> dict[str, Any]:
+    """What an index that `read_index` accepts says of the whole model; empty if it says nothing."""
+    try:
+        metadata = json.loads(storage.read_file(path, limit_bytes=_LIMIT_BYTES)).get("metadata")
+    except (ValueError, RecursionError, AttributeError):
+        return {}
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def encode_index(
+    files: Iterable[tuple[str, Sequence[str]]],
+    total_bytes: int,
+    metadata: Mapping[str, Any] | None = None,
+) -> bytes:
     """The content of an index.
 
     Args:
         files: The names of files, each with those of its tensors.
         total_bytes: Of all tensors.
+        metadata: What else it says of the whole model.
     """
     entries = sorted((tensor, name) for name, tensors in files for tensor in tensors)
-    content = {"metadata": {"total_size": total_bytes}, "weight_map": dict(entries)}
+    content = {"metadata": {**(metadata or {}), "total_size": total_bytes}, "weight_map": dict(entries)}
     return json.dumps(content, indent=2).encode() + b"\n"

@@ -206,6 +206,7 @@ def _decide(
                 mmap=mmap,
                 nested=nested,
                 may_reshard=may_reshard and session.process_count > 1,
+                alternate=session.process_count == 1,  # each process may have them on other disks
             ),
             Request.shared,
             _require_same,
@@ -290,6 +291,9 @@ def _load(request: Request, session: Session, progress: Progress) -> dict[str, A
             )
     _report(request, filling, time.monotonic() - started_s)
     arrays = dict(zip(request.wanted.names, made.arrays, strict=True))
+    if request.opened.is_on_several_devices:  # where they alternate
+        in_order = sorted(zip(request.wanted.numbers, request.wanted.names, strict=True))
+        arrays = {name: arrays[name] for _, name in in_order}
     return arrays if request.separator is None else nesting.nest(arrays, request.separator)
 
 

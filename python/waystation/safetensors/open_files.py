@@ -159,6 +159,26 @@ class OpenFiles(Readable):
         """The number of the device, or object store, that holds a tensor."""
         return self._devices[int(self._files[number])]
 
+    def alternating(self, numbers: Sequence[int]) -> list[int]:
+        """Tensors in an order in which those of each device, or store, come evenly, so that a read of the
+        first so many keeps all of them busy. Those of one device stay in their order.
+
+        Returns:
+            Places in `numbers`.
+        """
+        devices = np.array(self._devices, np.int64)[self._files[np.array(numbers, np.int64)]]
+        begins, ends = self._spans[np.array(numbers, np.int64)].T
+        before = np.zeros(len(numbers), np.int64)  # bytes of the same device
+        for device in distinct(devices).tolist():
+            own = np.flatnonzero(devices == device)
+            before[own] = np.cumsum((ends - begins)[own]) - (ends - begins)[own]
+        return list(np.argsort(before, kind="stable").tolist())
+
+    @property
+    def is_on_several_devices(self) -> bool:
+        """Whether there is more than one device, or store, that holds files."""
+        return len(set(self._devices)) > 1
+
     @property
     def is_local(self) -> bool:
         """Whether all files are of this system, so that they can be mapped, and are cached by it."""

@@ -77,7 +77,7 @@ class Request:
     Attributes:
         opened: The files.
         codec: What makes the arrays.
-        wanted: The arrays, in the order of the files.
+        wanted: The arrays, in the order of the files, or as they alternate.
         incoming: The same with where they go.
         options: How to read, with a bound on memory.
         mappings: What is mapped instead of being read, if anything is.
@@ -125,13 +125,21 @@ def decide(
     mmap: bool,
     nested: bool | str,
     may_reshard: bool,
+    alternate: bool,
 ) -> Request:
-    """Opens the files and decides everything about a load of them."""
+    """Opens the files and decides everything about a load of them.
+
+    With `alternate` arrays of files on several disks do not come in the order of the files, but so that the
+    first of them, however many, are on all disks: what is read in groups then keeps all of them busy.
+    """
     separator = nesting.separator_of(nested)
     codec = codec_of(framework)
     choose = dtype_chooser(dtype)
     opened = files.opened if isinstance(files, Tensors) else OpenFiles(find(files))
     names = selected(opened.labels, select)
+    if alternate and opened.is_on_several_devices and len(names) > 1:
+        order = opened.alternating(list(map(opened.numbers.__getitem__, names)))
+        names = list(map(names.__getitem__, order))
     new_names = renamed(names, rename)
     if separator is not None:
         nesting.check_names(new_names, separator)

@@ -7,6 +7,7 @@ numbered set are all there; files that an index names hold what it says, and not
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import urllib.parse
@@ -19,6 +20,8 @@ from waystation._errors import (
     Corrupt,
     InvalidInput,
     NotFound,
+    PermissionDenied,
+    Unavailable,
     Unsupported,
     WaystationError,
     WrongType,
@@ -27,6 +30,7 @@ from waystation.layouts.native.names import RECORD
 from waystation.layouts.orbax import checkpoint as orbax
 from waystation.safetensors.headers import Header, read_headers
 from waystation.safetensors.index import SUFFIX, Index, read_index
+from waystation.storage import disks
 from waystation.storage.foreign import described, hub_advice
 
 PathLike: TypeAlias = str | os.PathLike[str]
@@ -48,23 +52,24 @@ def find(files: Files) -> list[Header]:
         NotFound: There is nothing at a path, or no safetensors file in a directory.
         InvalidInput: It cannot be told what is meant.
         Corrupt: A file is damaged, missing, or not what its index says.
+        Unavailable: A file is a link to a disk that is missing.
         Conflict: Somebody replaces them all the time.
     """
     if not isinstance(files, str | os.PathLike):
         return _read(_paths(files), None)
-    resolved = _resolve(files)
+    resolved = resolve(files)
     for _ in range(_ATTEMPTS):
         paths, index = resolved
         try:
             headers = _read(paths, index)
         except WaystationError:
-            again = _resolve(files)
+            again = resolve(files)
             if again == resolved:
                 raise
         else:
             if index is None or index.is_current():
                 return headers
-            again = _resolve(files)
+            again = resolve(files)
         resolved = again
     raise Conflict(
         "the files were replaced again and again while their headers were read; open them once nobody saves "
@@ -105,13 +110,44 @@ def _read(paths: Sequence[str], index: Index | None) -> list[Header]:
     try:
         headers = read_headers(paths)
     except NotFound:
+        for path in paths:
+            _require_disk(path)
         if index is not None:
             index.check_present()  # which says that the model is there in part
+        for path in paths:
+            _require_target(path)
         raise
+    except PermissionDenied as error:
+        raise error.where(target=disks.link_target(str(error.context.get("path", ""))))
     if index is not None:
         index.check(headers)
     _check_unique(headers)
     return headers
+
+
+def _require_disk(path: str) -> None:
+    """Raises Unavailable if a path is a link into a directory that is not there: its disk is missing."""
+    target = disks.link_target(path)
+    directory = "" if target is None else os.path.dirname(target)
+    if target is not None and storage.status(path) is None and not storage.is_directory(directory):
+        raise Unavailable(
+            f"'{path}' is a link to '{target}', and there is no directory '{directory}'; mount the disk "
+            "that has it, then open the model again",
+            path=path,
+            target=target,
+        )
+
+
+def _require_target(path: str) -> None:
+    """Raises NotFound if a path is a link to a file that is not there."""
+    target = disks.link_target(path)
+    if target is not None and storage.status(path) is None:
+        raise NotFound(
+            f"'{path}' is a link to '{target}', and there is no such file; restore it, or get the model "
+            "again",
+            path=path,
+            target=target,
+        )
 
 
 def _paths(files: Sequence[PathLike]) -> list[str]:
@@ -123,8 +159,8 @@ def _paths(files: Sequence[PathLike]) -> list[str]:
     return paths
 
 
-def _resolve(files: PathLike) -> tuple[list[str], Index | None]:
-    """The files that a path means, and the index that names them."""
+def resolve(files: PathLike) -> tuple[list[str], Index | None]:
+    """The files that a path means, and the index that names them, if that is what tells."""
     path = storage.located(files)
     if storage.of(path).is_listable:
         found = storage.status(path)
@@ -184,8 +220,10 @@ def checkpoint_of(directory: str) -> str | None:
     if not storage.of(directory).is_listable:
         return None
     for each in (directory, os.path.dirname(directory)):
-        if storage.is_file(os.path.join(each, RECORD)) or orbax.is_checkpoint(each):
-            return each
+        # Who may not look into a directory beside it, such as lost+found, may use this one all the same.
+        with contextlib.suppress(PermissionDenied):
+            if storage.is_file(os.path.join(each, RECORD)) or orbax.is_checkpoint(each):
+                return each
     return None
 
 

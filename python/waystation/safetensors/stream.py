@@ -1,7 +1,8 @@
 """`stream`: the arrays of a published model one after another, for callers that place weights as they come.
 
-Arrays come in the order of the files and of the data in them, so that a disk reads ahead. They are read in
-groups of bounded size, the next while one is handed out. Invariant: what was read and not handed out yet, and
+Arrays come in the order of the files and of the data in them, so that a disk reads ahead; where files are on
+several disks, those of each come evenly, so that all disks are read at a time. They are read in groups of
+bounded size, the next while one is handed out. Invariant: what was read and not handed out yet, and
 what is on its way to other devices or dtypes, stays within the bound, counted to the byte: of an array that
 is larger than a group, too, the next is read meanwhile if there is room for it. What is larger than that is
 read when it is its turn, and goes in pieces where it does not stay in host memory. What the engine brings to
@@ -66,6 +67,7 @@ def stream(
         mmap=False,
         nested=False,
         may_reshard=False,
+        alternate=True,
     )
     return _stream(request)
 

@@ -234,11 +234,15 @@ def _remove_dead(found: Sequence[Leftover]) -> list[str]:
     return removed
 
 
-def remove(leftover: Leftover) -> None:
+def remove(leftover: Leftover, discard: Callable[[str], object] = storage.remove_tree) -> None:
     """Removes what a process has left.
 
     Its process loses it in one act: one that was only stopped for long, or cut off from the file system, must
     not commit an attempt of which half has been removed.
+
+    Args:
+        leftover: It.
+        discard: Removes the directory, and what belongs to it, once its process has lost it.
     """
     parent = os.path.dirname(leftover.path)
     name = names.export_stage if leftover.kind == "export" else names.attempt
@@ -249,7 +253,7 @@ def remove(leftover: Leftover) -> None:
         return
     except OSError as error:
         raise from_os_error(error, "remove", leftover.path) from error
-    storage.remove_tree(grave)
+    discard(grave)
 
 
 def describe(

@@ -1,5 +1,6 @@
 //! Files of another storage as the sources of a write: what makes it a copy.
 //!
+//! A new file is put together from a header and extents of these; a file that is copied whole is one extent.
 //! Readers fetch the pieces of the job in their order, several at a time, each into a slot of one slab. Whoever
 //! gathers a piece waits until it is there, copies it on and verifies each of its blocks in the same pass. Failure
 //! sequence: a read fails, or a block is not what its checksum says: the job fails before the piece is written; a
@@ -7,8 +8,9 @@
 //! by the slots; a slot is filled for one piece, and again only once that was gathered; no reader is at work once the
 //! write has ended.
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::Builder;
@@ -33,14 +35,16 @@ const LEAST_SLOTS: usize = 2;
 /// How often whoever waits looks whether the job is to stop.
 const SLICE: Duration = Duration::from_millis(20);
 
-/// One file that is copied.
+/// One file that is made of others.
 #[derive(Clone, Debug)]
 pub struct CopiedFile {
     /// Where it is to be; nothing may be there yet.
     pub path: PathBuf,
-    /// Where it is in its own storage.
-    pub source: PathBuf,
-    /// How long it must be.
+    /// Its first bytes.
+    pub header: Vec<u8>,
+    /// What follows them, in order.
+    pub extents: Vec<Extent>,
+    /// How long header and extents are together.
     pub file_bytes: u64,
     /// One checksum per block, by which it is verified before it is written.
     pub checksums: Option<Vec<u64>>,
@@ -48,11 +52,57 @@ pub struct CopiedFile {
     pub crc64: Option<u64>,
 }
 
+impl CopiedFile {
+    /// Calls with each part of an extent that is in a range of the file: the extent's source, where the part begins
+    /// in that, and where in the file it is to be.
+    fn for_each_part(&self, range: Range<u64>, mut visit: impl FnMut(usize, u64, Range<u64>)) {
+        let first = self.extents.partition_point(|extent| extent.end() <= range.start);
+        for extent in self.extents[first..].iter().take_while(|extent| extent.at < range.end) {
+            let part = extent.at.max(range.start)..extent.end().min(range.end);
+            if !part.is_empty() {
+                visit(extent.source, extent.offset + (part.start - extent.at), part);
+            }
+        }
+    }
+}
+
+/// A part of a source, and where in the new file it goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Extent {
+    source: usize,
+    offset: u64,
+    nbytes: u64,
+    at: u64,
+}
+
+impl Extent {
+    /// The extents of a file from rows of source, offset and bytes: they follow its header and each other.
+    ///
+    /// InvalidInput if a number is negative or the sum overflows.
+    pub fn all_after(header_bytes: usize, rows: &[[i64; 3]]) -> Result<Vec<Self>> {
+        let mut at = header_bytes as u64;
+        let extent = |&[source, offset, nbytes]: &[i64; 3]| {
+            let (source, offset) = (usize::try_from(source).ok()?, u64::try_from(offset).ok()?);
+            let extent = Self { source, offset, nbytes: u64::try_from(nbytes).ok()?, at };
+            at = at.checked_add(extent.nbytes).filter(|&end| i64::try_from(end).is_ok())?;
+            Some(extent)
+        };
+        let extents: Option<Vec<Self>> = rows.iter().map(extent).collect();
+        extents.ok_or_else(|| Error::new(Kind::InvalidInput, "an extent is beyond what a file can have"))
+    }
+
+    fn end(&self) -> u64 {
+        self.at + self.nbytes
+    }
+}
+
 /// What is copied, and how it is read.
 pub struct Sources {
-    /// Where the files are.
+    /// Where the sources are.
     pub storage: Arc<dyn Storage>,
-    /// The files, in the order of the plan.
+    /// The files that extents are of. What has checksums is verified where it is read.
+    pub sources: Vec<ReadFile>,
+    /// The new files, in the order of the plan.
     pub files: Vec<CopiedFile>,
     /// How each piece is read. The bound on bytes per second of a copy is here.
     pub options: read::Options,
@@ -63,16 +113,18 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// The plan of the new files. InvalidInput if there are not as many checksums as blocks.
+    /// The plan of the new files. InvalidInput if there are not as many checksums as blocks, or the extents do not make
+    /// up the file.
     pub fn plan(&self) -> Result<Plan> {
         let input = |file: &CopiedFile| {
+            self.check(file).map_err(|error| error.with("path", file.path.display().to_string()))?;
             let blocks = file.file_bytes.div_ceil(BLOCK_BYTES as u64);
             match &file.checksums {
                 Some(checksums) if checksums.len() as u64 != blocks => {
                     let message =
                         format!("{} checksums were given for a file of {blocks} blocks", checksums.len());
                     Err(Error::new(Kind::InvalidInput, message)
-                        .with("path", file.source.display().to_string()))
+                        .with("path", self.named(file).display().to_string()))
                 }
                 _ => Ok(FileInput {
                     path: file.path.clone(),
@@ -83,6 +135,30 @@ impl Sources {
             }
         };
         Plan::fed(self.files.iter().map(input).collect::<Result<_>>()?)
+    }
+
+    fn check(&self, file: &CopiedFile) -> Result<()> {
+        let invalid = |message: String| Err(Error::new(Kind::InvalidInput, message));
+        for extent in &file.extents {
+            let source = self.sources.get(extent.source).map_or(0, |source| source.file_bytes);
+            if extent.offset.checked_add(extent.nbytes).is_none_or(|end| end > source) {
+                return invalid(format!(
+                    "an extent of {} bytes at offset {} reaches beyond source {} of {source} bytes",
+                    extent.nbytes, extent.offset, extent.source
+                ));
+            }
+        }
+        let end = file.extents.last().map_or(file.header.len() as u64, Extent::end);
+        if end == file.file_bytes {
+            return Ok(());
+        }
+        invalid(format!("header and extents end at {end}, the file at {}", file.file_bytes))
+    }
+
+    /// What errors of a file's own checksums name: the first that it is made of.
+    fn named<'a>(&'a self, file: &'a CopiedFile) -> &'a Path {
+        let source = file.extents.first().and_then(|extent| self.sources.get(extent.source));
+        source.map_or(&file.path, |source| &source.path)
     }
 }
 
@@ -160,14 +236,28 @@ impl<'a> Feed<'a> {
 
     fn read(&self, piece: &Piece, reads: &Shared<read::Statistics>) -> Result<()> {
         let file = &self.sources.files[piece.file];
-        let source = ReadFile {
-            path: file.source.clone(),
-            file_bytes: file.file_bytes,
-            checksums: None, // whoever gathers it verifies it
-            version: None,
-        };
-        let words = [0, piece.offset as i64, piece.nbytes as i64, 0, self.address(piece.index) as i64];
-        let plan = read::plan::Plan::new(vec![source], &words)?;
+        let address = self.address(piece.index);
+        if let Some(header) = file.header.get(piece.offset as usize..) {
+            let header = &header[..header.len().min(piece.nbytes)];
+            // SAFETY: the slot is this reader's until its turn is over, and at least as long as a piece.
+            unsafe { std::ptr::copy_nonoverlapping(header.as_ptr(), address, header.len()) };
+        }
+        let mut used: Vec<usize> = Vec::new(); // a file is read again and again: its number is of this piece
+        let mut words = Vec::new();
+        file.for_each_part(piece.offset..piece.offset + piece.nbytes as u64, |source, offset, part| {
+            let number = used.iter().position(|&known| known == source).unwrap_or_else(|| {
+                used.push(source);
+                used.len() - 1
+            });
+            let target = address.wrapping_add((part.start - piece.offset) as usize);
+            let nbytes = part.end - part.start;
+            words.extend([number as i64, offset as i64, nbytes as i64, 0, target as i64]);
+        });
+        if words.is_empty() {
+            return Ok(());
+        }
+        let files = used.iter().map(|&source| self.sources.sources[source].clone()).collect();
+        let plan = read::plan::Plan::new(files, &words)?;
         let delivery = Delivery { devices: None, arrivals: None };
         let batch = read::Batch::new(&plan, &self.sources.options, delivery, reads);
         // SAFETY: the slot is this reader's until its turn is over, and at least as long as a piece.
@@ -234,7 +324,7 @@ impl<'a> Feed<'a> {
             return Ok(());
         }
         let mismatch = Mismatch { offset: 0, nbytes: file.file_bytes, expected, actual };
-        Err(read::corrupt(&file.source, &mismatch))
+        Err(read::corrupt(self.sources.named(file), &mismatch))
     }
 
     fn end(&self) {
@@ -279,7 +369,7 @@ impl Taken<'_> {
         match file.checksums.as_ref().and_then(|checksums| checksums.get(number)) {
             Some(&expected) if expected != actual => {
                 let mismatch = Mismatch { offset, nbytes: block.len() as u64, expected, actual };
-                Err(read::corrupt(&file.source, &mismatch))
+                Err(read::corrupt(self.feed.sources.named(file), &mismatch))
             }
             _ => Ok(actual),
         }

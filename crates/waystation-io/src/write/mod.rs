@@ -30,7 +30,7 @@ pub use self::device::{
 };
 pub use self::equal_blocks::{BlocksInput, start_comparison};
 use self::feed::Feed;
-pub use self::feed::{CopiedFile, Sources};
+pub use self::feed::{CopiedFile, Extent, Sources};
 pub use self::plan::{FileInput, FilePlan, Plan, host_segments};
 use crate::job::{Handle, Shared};
 use crate::mode::Mode;
@@ -120,7 +120,7 @@ pub unsafe fn start(
     })
 }
 
-/// Starts to copy files from their storage to `storage` in the background. What can be known at once is an error at
+/// Starts to make files in `storage` of those of another, in the background. What can be known at once is an error at
 /// once.
 ///
 /// No file is whole before all of it has been verified by its checksums; what is damaged is Corrupt.

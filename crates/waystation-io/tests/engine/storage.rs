@@ -15,7 +15,7 @@ use waystation_io::read::{self, Options};
 use waystation_io::storage::Storage;
 use waystation_io::sync_group::Durability;
 use waystation_io::table_pages::table_counts;
-use waystation_io::write::{self, CopiedFile, FileInput, Sources};
+use waystation_io::write::{self, CopiedFile, Extent, FileInput, Sources};
 use waystation_io::{Error, Kind, Result};
 
 use waystation_store::{Condition, ObjectStorage};
@@ -477,20 +477,46 @@ fn durability_may_be_left_to_whom_it_suits() {
 // ---- copies ------------------------------------------------------------------------------------
 
 /// A file that is to be copied, with the checksums that its content should have.
-fn copied(from: &dyn Place, to: &dyn Place, name: &str, content: &[u8]) -> CopiedFile {
-    CopiedFile {
+fn copied(from: &dyn Place, to: &dyn Place, name: &str, content: &[u8]) -> (ReadFile, CopiedFile) {
+    let source = source(from, name, content);
+    let file = CopiedFile {
         path: to.directory().join(format!("copy-of-{name}")),
-        source: from.directory().join(name),
+        header: Vec::new(),
+        extents: Vec::new(), // all of the source, as `start_copy` numbers it
         file_bytes: content.len() as u64,
         checksums: Some(checksums_of(content)),
         crc64: Some(crc64(content)),
-    }
+    };
+    (source, file)
 }
 
-fn start_copy(from: &dyn Place, to: &dyn Place, files: Vec<CopiedFile>) -> Result<Handle<write::Statistics>> {
-    let reading = Options { threads: Some(1), ..Options::default() };
-    let sources =
-        Sources { storage: from.storage(), files, options: reading, readers: 3, memory_bytes: None };
+fn source(from: &dyn Place, name: &str, content: &[u8]) -> ReadFile {
+    let path = from.directory().join(name);
+    ReadFile { path, file_bytes: content.len() as u64, checksums: None, version: None }
+}
+
+/// Copies whole files.
+fn start_copy(
+    from: &dyn Place,
+    to: &dyn Place,
+    pairs: Vec<(ReadFile, CopiedFile)>,
+) -> Result<Handle<write::Statistics>> {
+    let (sources, mut files): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+    for (number, file) in files.iter_mut().enumerate() {
+        file.extents = Extent::all_after(0, &[[number as i64, 0, file.file_bytes as i64]]).unwrap();
+    }
+    start_assembly(from, to, sources, files)
+}
+
+fn start_assembly(
+    from: &dyn Place,
+    to: &dyn Place,
+    sources: Vec<ReadFile>,
+    files: Vec<CopiedFile>,
+) -> Result<Handle<write::Statistics>> {
+    let options = Options { threads: Some(1), ..Options::default() };
+    let storage = from.storage();
+    let sources = Sources { storage, sources, files, options, readers: 3, memory_bytes: None };
     write::start_copy(to.storage(), sources, AUTOMATIC)
 }
 
@@ -531,7 +557,7 @@ fn what_is_damaged_or_missing_is_not_copied() {
         let contents = put_files(&*from);
         let files = || contents.iter().map(|(name, content)| copied(&*from, &*to, name, content));
         let large = from.directory().join("large");
-        let fails = |files: Vec<CopiedFile>| {
+        let fails = |files: Vec<(ReadFile, CopiedFile)>| {
             let error = outcome(&start_copy(&*from, &*to, files).unwrap()).unwrap_err();
             assert!(to.names().is_empty(), "{error} left {:?}", to.names());
             error
@@ -540,18 +566,77 @@ fn what_is_damaged_or_missing_is_not_copied() {
         damaged[35 * BLOCK + 9] ^= 1;
         from.put(&large, &damaged);
         assert_names(&fails(files().collect()), Kind::Corrupt, &large, Some(35 * BLOCK));
-        let without_blocks = files().map(|file| CopiedFile { checksums: None, ..file });
+        let without_blocks = files().map(|(source, file)| (source, CopiedFile { checksums: None, ..file }));
         assert_names(&fails(without_blocks.collect()), Kind::Corrupt, &large, Some(0));
         from.put(&large, &damaged[..30 * BLOCK]);
         assert_names(&fails(files().collect()), Kind::Corrupt, &large, None);
         let mut missing: Vec<_> = files().collect();
-        missing[2].source = from.directory().join("missing");
+        missing[2].0.path = from.directory().join("missing");
         from.put(&large, &contents[0].1);
         assert_names(&fails(missing), Kind::NotFound, &from.directory().join("missing"), None);
         let mut wrong: Vec<_> = files().collect();
-        wrong[0].checksums = Some(vec![0; 3]);
+        wrong[0].1.checksums = Some(vec![0; 3]);
         assert_eq!(start_copy(&*from, &*to, wrong).err().unwrap().kind(), Kind::InvalidInput);
     }
+}
+
+/// Extents of several sources, of any length and in any order, some of them within one block and some over many.
+#[test]
+fn files_are_put_together_from_parts_of_others() {
+    for (from, to) in places().into_iter().zip(places()) {
+        let contents = put_files(&*from);
+        let sources: Vec<_> = contents
+            .iter()
+            .map(|(name, content)| ReadFile {
+                checksums: Some(checksums_of(content)),
+                ..source(&*from, name, content)
+            })
+            .collect();
+        let large = contents[0].1.len() as i64;
+        let rows =
+            [[3, 5, 3 * BLOCK as i64], [0, large - 9, 9], [1, 0, 0], [2, 1, 331], [0, 0, large], [3, 0, 1]];
+        for header in [noise(4096, 4), noise(3 * BLOCK + 1, 5), Vec::new()] {
+            let parts = rows.iter().map(|&[source, offset, nbytes]| {
+                &contents[source as usize].1[offset as usize..(offset + nbytes) as usize]
+            });
+            let expected = std::iter::once(&header[..]).chain(parts).collect::<Vec<_>>().concat();
+            let path = to.directory().join(format!("of-{}", header.len()));
+            let file = CopiedFile {
+                path: path.clone(),
+                extents: Extent::all_after(header.len(), &rows).unwrap(),
+                header,
+                file_bytes: expected.len() as u64,
+                checksums: None,
+                crc64: None,
+            };
+            let short = CopiedFile { file_bytes: file.file_bytes - 1, ..file.clone() };
+            let error = start_assembly(&*from, &*to, sources.clone(), vec![short]).err().unwrap();
+            assert_eq!(error.kind(), Kind::InvalidInput);
+            let error =
+                start_assembly(&*from, &*to, sources[..3].to_vec(), vec![file.clone()]).err().unwrap();
+            assert_eq!(error.kind(), Kind::InvalidInput);
+            let job = start_assembly(&*from, &*to, sources.clone(), vec![file]).unwrap();
+            let statistics = outcome(&job).unwrap();
+            assert!(to.get(&path).as_ref() == Some(&expected));
+            assert_eq!(statistics.checksums, [checksums_of(&expected)]);
+        }
+        let mut damaged = contents[0].1.clone();
+        damaged[35 * BLOCK + 9] ^= 1;
+        from.put(&from.directory().join("large"), &damaged);
+        let file = CopiedFile {
+            path: to.directory().join("damaged"),
+            header: noise(8, 6),
+            extents: Extent::all_after(8, &[[0, 35 * BLOCK as i64 + 10, 3]]).unwrap(),
+            file_bytes: 11,
+            checksums: None,
+            crc64: None,
+        };
+        let error = outcome(&start_assembly(&*from, &*to, sources, vec![file]).unwrap()).unwrap_err();
+        assert_names(&error, Kind::Corrupt, &from.directory().join("large"), Some(35 * BLOCK));
+        assert!(to.get(&to.directory().join("damaged")).is_none());
+    }
+    assert!(Extent::all_after(0, &[[0, -1, 3]]).is_err());
+    assert!(Extent::all_after(8, &[[0, 0, i64::MAX]]).is_err());
 }
 
 #[test]
