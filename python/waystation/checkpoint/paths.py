@@ -442,13 +442,7 @@ def refuse_signed(target: str) -> None:
 def require_checkpoint(target: str) -> None:
     """Raises what tells best why there is no checkpoint to read at `target`, of any layout. Returns if there
     is one, which may have come only now."""
-    unfinished = storage.names.attempt_target(os.path.basename(target))
-    if unfinished is not None:
-        raise InvalidLayoutError(
-            f"'{target}' is an unfinished attempt at checkpoint '{unfinished}', not a checkpoint; "
-            "'waystation gc' removes it",
-            path=target,
-        )
+    _refuse_attempt(target)
     if layout_at(target) is not None or storage.is_there(os.path.join(target, names.RECORD)):
         return
     refuse_signed(target)
@@ -494,6 +488,16 @@ def require_checkpoint(target: str) -> None:
     if present:
         raise NotDirectory(f"'{target}' is a file, not a checkpoint directory", path=target)
     raise _absent(target)
+
+
+def _refuse_attempt(target: str) -> None:
+    unfinished = storage.names.attempt_target(os.path.basename(target))
+    if unfinished is not None:
+        raise InvalidLayoutError(
+            f"'{target}' is an unfinished attempt at checkpoint '{unfinished}', not a checkpoint; "
+            "'waystation gc' removes it",
+            path=target,
+        )
 
 
 def _absent(target: str) -> CheckpointNotFound:

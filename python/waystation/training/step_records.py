@@ -60,6 +60,13 @@ def read(path: storage.AnyPath) -> StepRecord:
     return read_what_is_there(os.fspath(path), current_options(), _read)
 
 
+def committed_ns(path: str) -> int | None:
+    """When the checkpoint at `path` was committed, nanoseconds since 1970, by its own word; None where Orbax
+    has not written that down. Raises as `read` does."""
+    options = current_options()
+    return read_what_is_there(path, options, lambda held: opening.open_held(held, (), options).committed_ns)
+
+
 def read_or_none(path: storage.AnyPath) -> StepRecord | None:
     """The same; None if no committed checkpoint is in the directory at `path`."""
 
