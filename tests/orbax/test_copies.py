@@ -148,6 +148,16 @@ def test_what_is_there_is_replaced_on_a_disk_alone(place: Callable[[str], AnyPat
     check(waystation.load(store), 2)
 
 
+def test_one_of_ours_in_a_store_is_not_replaced(place: Callable[[str], AnyPath]) -> None:
+    """Its record would go on to count."""
+    source, target = place("disk") / "ckpt", place("store") / "ckpt"
+    save(source, 1)
+    waystation.save(target, {"a": np.arange(4)})
+    with pytest.raises(Unsupported, match="delete it first"):
+        waystation.copy(source, target, overwrite=True)
+    assert len(waystation.load(target)["a"]) == 4
+
+
 @pytest.mark.parametrize("target", PLACES)
 def test_a_mirror_removes_what_the_source_has_not(place: Callable[[str], AnyPath], target: str) -> None:
     source, there = place("disk"), place(target)

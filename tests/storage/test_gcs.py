@@ -329,6 +329,24 @@ def test_genuine_orbax_loads_what_we_save(place: gcs.Bucket, version: str, use_o
 @pytest.mark.long
 @pytest.mark.skipif(not gcs.PACKAGES.exists(), reason=gcs.MISSING)
 @pytest.mark.parametrize("version", ["v1", "version 0"])
+def test_genuine_orbax_loads_what_a_remote_has(place: gcs.Bucket, version: str, tmp_path: Path) -> None:
+    options = waystation.Context()
+    options.array.saving.use_ocdbt = True
+    there = f"{place.location}/run"
+    with Checkpointer(
+        tmp_path, remote=Remote(there), context=options, save_decision_policy=EVERY_STEP
+    ) as run:
+        run.save(5, {"a": np.arange(50_000, dtype=np.float32), "b": {"c": np.full(3, 7)}, "step": 5})
+    waystation.copy(f"{there}/5", f"{place.location}/run/ckpt")
+    orbax("load", version, f"{place.location}/run/ckpt")
+    if version == "v1":
+        orbax("load", version, f"{there}/5")
+
+
+@only_long
+@pytest.mark.long
+@pytest.mark.skipif(not gcs.PACKAGES.exists(), reason=gcs.MISSING)
+@pytest.mark.parametrize("version", ["v1", "version 0"])
 def test_we_load_and_copy_what_genuine_orbax_saves(place: gcs.Bucket, version: str, tmp_path: Path) -> None:
     path = f"{place.location}/run/{version}"
     orbax("save", version, path)

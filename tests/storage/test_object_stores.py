@@ -815,6 +815,38 @@ def test_a_load_of_what_is_deleted_meanwhile_says_so(
     assert number > 5
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("use_ocdbt", [None, False])
+def test_a_load_beside_saves_and_deletions_is_whole_or_says_that_there_is_nothing(
+    place: Bucket, use_ocdbt: bool | None
+) -> None:
+    """The path has the rest of a killed save at first. Then a checkpoint comes before one request of the
+    load, and goes before a later one."""
+    options = place.context()
+    options.array.saving.use_ocdbt = use_ocdbt
+    steps = itertools.product(range(1, 8), range(1, 8)) if IS_LONG else ((4, 5), (7, 4))
+    for first, later in steps:
+        path = f"{place.location}/{first}-{later}"
+        rest = folder_of(path) / "state-82639f6bf5d2-1-1-0123abcd"
+        rest.mkdir(parents=True)
+        (rest / "files.bin").write_bytes(b"{}")
+
+        def on_request(request: int, path: str = path, first: int = first, later: int = later) -> str:
+            with options:
+                if request == first:
+                    waystation.save(path, {"a": np.arange(100)})
+                elif request == first + later:
+                    waystation.delete(path)
+            return PASS
+
+        with (
+            proxy(place.endpoint, on_request) as between,
+            context(between.endpoint),
+            contextlib.suppress(CheckpointNotFound),
+        ):
+            np.testing.assert_array_equal(waystation.load(path)["a"], np.arange(100))
+
+
 def test_a_save_inside_a_checkpoint_is_refused(place: Bucket) -> None:
     path = f"{place.location}/run/ckpt"
     with place.context():

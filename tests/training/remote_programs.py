@@ -29,7 +29,7 @@ def opened(directory: AnyPath, remote: Remote | None, n: int | None = None, **gi
     """A checkpointer that saves every step."""
     from waystation import Context
 
-    context = Context()
+    context = Context(given.pop("context", None))
     context.file.file_bytes_target = 1 << 20
     keep = preservation_policies.PreserveAll() if n is None else preservation_policies.LatestN(n)
     return Checkpointer(

@@ -31,6 +31,7 @@ from waystation.path import Location
 from waystation.storage import leases, signs_of_life, store_leases
 from waystation.storage.store_leases import StoreLeases
 from waystation.training import Checkpointer, preservation_policies
+from waystation.training.errors import DamagedCheckpointWarning
 
 # What takes whoever may be alive for dead.
 AT_ONCE = -10.0
@@ -156,6 +157,30 @@ def test_opening_takes_few_requests_for_each_step(bucket: s3.Bucket, root: Locat
 
 
 # ---- readers and collectors --------------------------------------------------------------------
+
+
+def test_of_many_steps_some_of_which_are_not_whole_all_others_are_found(
+    bucket: s3.Bucket, root: Location
+) -> None:
+    """Records are read many at a time, and one that is missing or damaged is told from the others."""
+    with keeper(root, n=1) as checkpointer:
+        checkpointer.save(0, state(0), metrics={"score": 0})
+    folder = bucket.folder / "run"
+    for step in range(1, 40):
+        shutil.copytree(folder / "0", folder / str(step))
+    (folder / "7" / "checkpoint.json").unlink()
+    (folder / "9" / "checkpoint.json").write_bytes(b"{}")
+    wanted = [step for step in range(40) if step not in (7, 9)]
+    for is_light in (False, True):
+        with s3.proxy(bucket.endpoint) as between, s3.context(between.endpoint):
+            with (
+                contextlib.nullcontext() if is_light else pytest.warns(DamagedCheckpointWarning),
+                Checkpointer(root, lightweight_initialize=is_light) as run,
+            ):
+                found = [info.step for info in run.checkpoints]
+            assert [step for step in found if step != 9] == wanted
+            assert is_light or all(info.metrics == {"score": 0} for info in run.checkpoints)
+        assert len(between.requests) < 40 * (2 if is_light else 5)
 
 
 def test_of_a_reader_and_a_collector_one_gives_way(bucket: s3.Bucket, root: Location) -> None:

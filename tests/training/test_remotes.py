@@ -516,19 +516,56 @@ def test_a_failure_that_was_raised_is_not_raised_again_at_the_end(
         checkpointer.close()
 
 
-def test_steps_in_layouts_of_orbax_are_passed_over_with_one_warning(tmp_path: Path) -> None:
+@pytest.mark.parametrize("use_ocdbt", [True, False])
+@pytest.mark.share(2)
+def test_steps_in_layouts_of_orbax_are_uploaded(tmp_path: Path, there: AnyPath, use_ocdbt: bool) -> None:
+    here = tmp_path / "here"
+    remote = Remote(there, keep=preservation_policies.LatestN(2))
+    context = waystation.Context()
+    context.array.saving.use_ocdbt = use_ocdbt
+    with opened(here, remote, context=context) as checkpointer:
+        for step in range(3):
+            checkpointer.save(step, state(step), metrics={"score": step})
+            checkpointer.wait()
+        assert tiers(checkpointer) == {0: ("directory",)} | dict.fromkeys((1, 2), ("directory", "remote"))
+        checkpointer.save(2, state(7), overwrite=True)
+        checkpointer.wait()
+        assert not compare(here / "2", there / "2").differences
+    assert waystation.verify(there / "2").damages == []
+    with opened(here, remote) as checkpointer:  # the native layout takes the place of a step, and follows it
+        done = checkpointer.remote_statistics
+        assert done is not None
+        assert (done.uploads, done.failures) == (0, 0)
+        checkpointer.save(2, state(8), overwrite=True)
+        checkpointer.save(3, state(3))
+        checkpointer.wait()
+        assert checkpointer.delete(2)
+    assert steps_in(there) == ["3"]
+    with opened(here, remote, context=context) as checkpointer:
+        checkpointer.save(3, state(9), overwrite=True)
+    shutil.rmtree(here)
+    with opened(here, remote) as checkpointer:
+        assert checkpointer.latest is not None
+        assert checkpointer.latest.tiers == ("remote",)
+        assert checkpointer.load()["step"] == 9
+
+
+def test_a_step_of_orbax_that_says_no_time_is_passed_over_with_one_warning(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     context = waystation.Context()
     context.array.saving.use_ocdbt = True
     for step in (1, 2):
         with context:
             waystation.save(here / str(step), state(step))
+        (here / str(step) / "_CHECKPOINT_METADATA").write_text("{}")
+        (here / str(step) / ".waystation-checksums").unlink()
     with warnings.catch_warnings(record=True) as caught, opened(here, Remote(there)) as checkpointer:
         warnings.simplefilter("always")
         checkpointer.save(3, state(3))
         checkpointer.wait()
         checkpointer.save(4, state(4))
-    assert ["native layout" in str(warning.message) for warning in caught] == [True]
+    told = [str(warning.message) for warning in caught if warning.category is RemoteWarning]
+    assert ["when it was committed" in message for message in told] == [True]
     assert steps_in(there) == ["3", "4"]
 
 

@@ -30,7 +30,7 @@ from waystation.layouts.orbax import checkpoint as orbax
 from waystation.layouts.orbax import checksums, names
 from waystation.layouts.orbax.checkpoint_metadata import CheckpointMetadata
 from waystation.layouts.orbax.checksums import Checksums, FileChecksums
-from waystation.layouts.orbax.in_store import OrbaxStoreAttempt
+from waystation.layouts.orbax.in_store import OrbaxStoreAttempt, require_none_of_ours
 from waystation.storage import attempts
 from waystation.storage.attempts import Attempt
 from waystation.storage.leases import without_marks
@@ -242,6 +242,8 @@ class TreeTarget:
         self._sync: _native.SyncGroup | None = None
         self.group: _native.SyncGroup | None = None
         if storage.of(target).renames is None:
+            if overwrite:
+                require_none_of_ours(target)
             self._in_store = OrbaxStoreAttempt(target, _claim())
             self.path = self._in_store.path
             return

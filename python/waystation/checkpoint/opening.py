@@ -104,6 +104,7 @@ def recognise(
 
     Raises:
         NotFound, InvalidInput: There is no checkpoint of these.
+        Replaced: The directory that is held is none, and by now one is at the path.
     """
     found = None
     is_file = root is None and storage.is_file(target)  # beneath which a store may refuse to look
@@ -115,6 +116,8 @@ def recognise(
         refuse_other_than_model(target)
     if found is None or storage.names.attempt_target(os.path.basename(target)) is not None:
         require_checkpoint(target)  # which tells best what is there instead
+        if root is not None:
+            raise Replaced  # a checkpoint has come to the path since the directory was opened
     return found or "native"
 
 

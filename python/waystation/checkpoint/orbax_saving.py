@@ -31,7 +31,6 @@ from waystation.checkpoint.snapshot import divided_with_frames
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import ArraySource
 from waystation.layouts.native import commit, handler_files
-from waystation.layouts.native import names as native_names
 from waystation.layouts.native.chunks import Chunk
 from waystation.layouts.native.records import Digest, LocalPart
 from waystation.layouts.native.write import Observer
@@ -46,7 +45,7 @@ from waystation.layouts.orbax import (
 )
 from waystation.layouts.orbax.checkpoint_metadata import PYTREE_HANDLER, CheckpointMetadata
 from waystation.layouts.orbax.frame_limits import FrameLimits
-from waystation.layouts.orbax.in_store import OrbaxStoreAttempt
+from waystation.layouts.orbax.in_store import OrbaxStoreAttempt, require_none_of_ours
 from waystation.layouts.orbax.write_data import Prepared
 from waystation.layouts.orbax.write_parts import Part, check_complete
 from waystation.storage.attempts import Attempt
@@ -239,12 +238,8 @@ class OrbaxLayout:
 
     def begin_in_store(self, save: Save, *, overwrite: bool) -> OrbaxStoreAttempt:
         """See `StoreLayout`."""
-        if overwrite and storage.is_there(os.path.join(save.target, native_names.RECORD)):
-            raise Unsupported(
-                f"'{save.target}' is a checkpoint in Waystation's own layout, which none of Orbax's replaces "
-                "in a store; delete it first, or save to another path",
-                path=save.target,
-            )
+        if overwrite:
+            require_none_of_ours(save.target)
         metadata = CheckpointMetadata(init_timestamp_nsecs=save.begun_ns)
         return OrbaxStoreAttempt(save.target, metadata.encode())
 

@@ -440,19 +440,19 @@ def refuse_signed(target: str) -> None:
 
 
 def require_checkpoint(target: str) -> None:
-    """Raises what tells best why there is no checkpoint to read at `target`, of any layout."""
-    unfinished = storage.names.attempt_target(os.path.basename(target))
-    if unfinished is not None:
-        raise InvalidLayoutError(
-            f"'{target}' is an unfinished attempt at checkpoint '{unfinished}', not a checkpoint; "
-            "'waystation gc' removes it",
-            path=target,
-        )
+    """Raises what tells best why there is no checkpoint to read at `target`, of any layout. Returns if there
+    is one, which may have come only now."""
+    _refuse_attempt(target)
     if layout_at(target) is not None or storage.is_there(os.path.join(target, names.RECORD)):
         return
     refuse_signed(target)
     present = not is_absent(target)
     holds_names = present and storage.is_directory(target)
+    if holds_names and storage.is_in_store(target):
+        found = {entry.name for entry in storage.entries_or_none(target)}
+        if not found.isdisjoint((names.RECORD, orbax_names.COMMIT_SUCCESS)):
+            return  # it was committed between the looks
+        present = holds_names = not all(map(names.is_passing, found))  # or was, and is being deleted
     if orbax_names.is_temporary(os.path.basename(target)):
         raise InvalidLayoutError(f"'{target}' is an unfinished checkpoint of Orbax", path=target)
     whole = os.path.dirname(target)
@@ -488,6 +488,16 @@ def require_checkpoint(target: str) -> None:
     if present:
         raise NotDirectory(f"'{target}' is a file, not a checkpoint directory", path=target)
     raise _absent(target)
+
+
+def _refuse_attempt(target: str) -> None:
+    unfinished = storage.names.attempt_target(os.path.basename(target))
+    if unfinished is not None:
+        raise InvalidLayoutError(
+            f"'{target}' is an unfinished attempt at checkpoint '{unfinished}', not a checkpoint; "
+            "'waystation gc' removes it",
+            path=target,
+        )
 
 
 def _absent(target: str) -> CheckpointNotFound:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 COMMIT = "checkpoint.json"  # what makes a directory a checkpoint, in a storage without renames as well
+COMMIT_OF_ORBAX = "commit_success.txt"  # what does so in a storage without renames, in Orbax's layouts
 OWNER = "owner.json"
 WRITER = ".waystation-writer"  # of the process that replaces what is in a directory
 WRITER_REMOVAL = ".waystation-writer-removal"

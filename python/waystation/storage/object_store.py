@@ -28,7 +28,7 @@ from waystation import _native
 from waystation._errors import Conflict, Corrupt, InvalidInput, NotFound
 from waystation._options import StoreSettings
 from waystation._options.in_effect import current_options
-from waystation.storage import names
+from waystation.storage import names, side_by_side
 from waystation.storage.base import Entry, Identity, Status
 
 _Version: TypeAlias = tuple[int, int, str | None, str | None]
@@ -257,37 +257,52 @@ class ObjectReader:
 
 
 class ObjectRoot(ObjectReader):
-    """See `base.Root`. The commit of the directory is read once; all else has names that are never used
-    again."""
+    """See `base.Root`. The commit of the directory is looked at once: its record, or else the file that
+    commits Orbax's layouts. That there is none is a version, too, so nothing is read of what is committed
+    later. All else has names that are never used again, but for files of Orbax's layouts."""
 
     def __init__(self, store: _native.ObjectStore, path: str) -> None:
         super().__init__(store)
         self.path = path
         self._commit_path = os.path.join(path, names.COMMIT)
         self._commit: tuple[bytes, _Version] | None = None
+        self._commit_of_orbax_path = os.path.join(path, names.COMMIT_OF_ORBAX)
+        self._commit_of_orbax: Status | None = None
         try:
             (self._commit,) = store.get([(self._commit_path, _COMMIT_LIMIT_BYTES)])
         except NotFound as error:
-            if "bucket" in error.context or super().status(path) is None:
+            if "bucket" in error.context:
                 raise
+            look = super().status
+            found = side_by_side(path, look, [path, self._commit_of_orbax_path])
+            if found == [None, None]:
+                raise
+            self._commit_of_orbax = found[1]
 
     def is_current(self) -> bool:
         """See `base.Root`."""
-        present, held = super().status(self._commit_path), self._commit
-        return (None if present is None else present.identity) == (
-            None if held is None else _identity(held[1])
-        )
+        look = super().status
+        if self._commit is not None:
+            return look(self._commit_path) == self.status(self._commit_path)
+        if self._commit_of_orbax is not None:
+            return look(self._commit_of_orbax_path) == self._commit_of_orbax
+        paths = [self._commit_path, self._commit_of_orbax_path]
+        return side_by_side(self.path, look, paths) == [None, None]
 
     def status(self, path: str, *, follow_links: bool = True) -> Status | None:
         """See `base.Reader`."""
         if path == self._commit_path:
             return None if self._commit is None else Status("file", _identity(self._commit[1]))
+        if path == self._commit_of_orbax_path and self._commit is None:
+            return self._commit_of_orbax
         return super().status(path)
 
     def read_files(self, paths: Sequence[str], *, limit_bytes: int | Sequence[int]) -> list[bytes]:
         """See `base.Reader`."""
-        if self._commit is None or list(paths) != [self._commit_path]:
+        if list(paths) != [self._commit_path]:
             return super().read_files(paths, limit_bytes=limit_bytes)
+        if self._commit is None:
+            raise NotFound(f"there is no '{self._commit_path}'", path=self._commit_path)
         content = self._commit[0]
         limit = limit_bytes if isinstance(limit_bytes, int) else limit_bytes[0]
         if len(content) > limit:

@@ -17,7 +17,7 @@ import itertools
 import json
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from waystation import _forks, storage
@@ -180,9 +180,13 @@ class Listing:
         Beside a program that saves a step and removes the one before it, a single look may miss both. So
         where nothing is found, it is looked again, but in a store, whose listing shows one moment.
         """
-        see = functools.partial(_seen, with_records=with_records)
         for _ in range(_LOOKS):
             named = list(named_in(root, name_format))
+            read: dict[str, step_records.StepRecord] = {}
+            if storage.is_in_store(root):
+                paths = [os.fspath(path) for _, path in named]
+                read = step_records.read_many(storage.as_path(root), paths, with_metrics=with_records)
+            see = functools.partial(_seen, read=read, with_records=with_records)
             found: dict[int, tuple[Info, bool]] = {}
             for info, is_damaged in filter(None, storage.side_by_side(root, see, named)):
                 found.setdefault(info.step, (info, is_damaged))
@@ -206,9 +210,14 @@ class Listing:
         return cls(committed, damaged)
 
 
-def _seen(found: tuple[int, storage.AnyPath], *, with_records: bool) -> tuple[Info, bool] | None:
-    """The checkpoint of a step, and whether its record is damaged; None if it has none."""
+def _seen(
+    found: tuple[int, storage.AnyPath], read: Mapping[str, step_records.StepRecord], *, with_records: bool
+) -> tuple[Info, bool] | None:
+    """The checkpoint of a step, and whether its record is damaged; None if it has none. Of some it was `read`
+    by their paths what they say of themselves."""
     info: Info = CheckpointMetadata(*found, metadata=None)
+    if (record := read.get(os.fspath(info.path))) is not None:
+        return (_with(info, record) if with_records else info), False
     if not with_records:
         return (info, False) if step_records.is_committed(info.path) else None
     try:

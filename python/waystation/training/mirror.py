@@ -281,7 +281,7 @@ class _Mirror:
     def _copy_unless_there(self, name: str, source: str, target: str) -> None:
         for _ in range(2):  # another writer may come at any time
             if is_checkpoint(target):
-                if _is_same(source, target):
+                if same(source, target):
                     self._done.equal.append(name)
                     return
                 if not self._overwrite:
@@ -392,17 +392,21 @@ def _newest_first(
     return sorted(found.items(), key=age, reverse=True)
 
 
-def _is_same(first: str, second: str) -> bool:
-    """Whether two checkpoints have the same contents, in whatever layout."""
+def same(first: str, second: str) -> bool:
+    """Whether two checkpoints have the same contents, in whatever layout. Data are not read.
+
+    Raises:
+        Corrupt: What tells of the first is damaged.
+    """
     layouts = {layout_at(first), layout_at(second)}
     if layouts == {"orbax"}:
         return copy_orbax.same(first, second)
-    return "orbax" not in layouts and same(first, second)
+    return "orbax" not in layouts and _same_records(first, second)
 
 
-def same(first: str, second: str) -> bool:
-    """Whether two checkpoints have the same contents, by their records: which names, and by the digests of
-    their tables all arrays, and all files of handlers. Data are not read.
+def _same_records(first: str, second: str) -> bool:
+    """Whether two checkpoints of the native layout have the same contents, by their records: which names, and
+    by the digests of their tables all arrays, and all files of handlers. Data are not read.
 
     Raises:
         Corrupt: A record of the first is damaged.

@@ -40,10 +40,14 @@ from waystation._errors import (
 )
 from waystation._options import Options
 from waystation.checkpoint.copy import Copying, CopyStatistics
+from waystation.checkpoint.delete import withdraw
 from waystation.checkpoint.paths import is_checkpoint, layout_at
 from waystation.layouts.native import commit, names, records
+from waystation.layouts.orbax import in_store as orbax_in_store
+from waystation.layouts.orbax.names import CHECKPOINT_METADATA, COMMIT_SUCCESS
 from waystation.storage.attempts import new_attempt_id
 from waystation.storage.bandwidth import Bandwidth
+from waystation.training import step_records
 from waystation.training.catalogue import Info, Listing, described
 from waystation.training.collection import Collector
 from waystation.training.errors import RemoteWarning
@@ -418,6 +422,8 @@ class OpenRemote:
         if info is None or not is_checkpoint(info.path):
             _log.info("step %d was removed before it was uploaded to '%s'", step, self.place.root)
             return True
+        if isinstance(error, Conflict) and orbax_in_store.is_begun(self._target(info.path.name)):
+            return False  # by a program that was killed lately, as a rule, whose lease has to run out
         if isinstance(error, Corrupt | Conflict):
             with self._lock:
                 self._note_failure(error)
@@ -463,21 +469,25 @@ class OpenRemote:
         return self._record.has(name) and not self._record.has(name, committed_ns)
 
     def _can_be_copied(self, info: Info) -> bool:
-        """Whether a step is in the native layout, and whole in itself; else that is told once."""
+        """Whether a step is whole in itself, and says when it was committed; else that is told once."""
         source = os.fspath(info.path)
-        if layout_at(source) != "orbax":
-            try:
+        try:
+            if layout_at(source) == "orbax":
+                reason = "nothing in it says when it was committed, which tells versions of a step apart"
+                if step_records.committed_ns(source) is not None:
+                    return True
+            else:
+                reason = "each host has a part of it, and a remote takes whole checkpoints"
                 if commit.read_record(source).local is None:
                     return True
-            except (Corrupt, NotFound, Unsupported):
-                return True  # the copy says more
+        except (Corrupt, InvalidInput, NotFound, Unsupported):
+            return True  # the copy says more
         with self._lock:
             if not self._has_passed_over:
                 self._has_passed_over = True
                 self._notices.append(
-                    f"step {info.step} is not copied to '{self.place.root}', nor are others like it: a "
-                    "remote takes whole checkpoints in the native layout, and none in Orbax's; load it and "
-                    "save it in that to have it there"
+                    f"step {info.step} is not copied to '{self.place.root}', nor are others like it: "
+                    f"{reason}; load it and save it again to have it there"
                 )
         return False
 
@@ -549,8 +559,8 @@ class OpenRemote:
         name, path = os.path.basename(target), os.path.join(target, names.RECORD)
         try:
             content, version = storage.read_version(path, limit_bytes=records.RECORD_LIMIT_BYTES)
-        except NotFound:  # of Orbax's layouts
-            return None
+        except NotFound:
+            return self._version_of_ours_of_orbax(target)
         try:
             created_ns = records.CheckpointRecord.decode(content, path).created_ns
         except Corrupt:
@@ -559,27 +569,64 @@ class OpenRemote:
             return None
         return version if self._record.has(name, created_ns) else None
 
+    def _version_of_ours_of_orbax(self, target: str) -> storage.Identity | None:
+        """The same of one in a layout of Orbax: the version of the file that commits it, or on a disk of the
+        one that says when it was committed."""
+        name = os.path.basename(target)
+        file = COMMIT_SUCCESS if storage.is_in_store(target) else CHECKPOINT_METADATA
+        found = storage.status(os.path.join(target, file))
+        if found is None:
+            return None
+        try:
+            committed_ns = step_records.committed_ns(target)
+            is_ours = committed_ns is not None and self._record.has(name, committed_ns)
+        except Corrupt:
+            is_ours = self._record.has(name)
+        except (InvalidInput, NotFound, Unsupported):
+            return None
+        return found.identity if is_ours else None
+
     def _copy(self, upload: _Upload, source: str, target: str, judged: storage.Identity | None) -> None:
         """Copies a step, to where nothing is, or in the place of the version that was judged."""
         replaced_ns = None
         if judged is not None:
-            with contextlib.suppress(Corrupt, NotFound, Unsupported):
-                replaced_ns = commit.read_record(target).created_ns
-        self._write_down(upload.name, commit.read_record(source).created_ns, replaced_ns)
+            with contextlib.suppress(Corrupt, InvalidInput, NotFound, Unsupported):
+                replaced_ns = step_records.committed_ns(target)
+        self._write_down(upload.name, self._committed_ns(source), replaced_ns)
+        is_there = judged is not None
+        if is_there and "orbax" in (layouts := (layout_at(source), layout_at(target))):
+            if storage.is_in_store(target):
+                self._make_room(target, layouts[1], judged, replaced_ns)
+                is_there = False
+            judged = None
         with Bandwidth(self._remote.bytes_per_second) as bandwidth:
             copying = Copying(bandwidth, upload.progress, lambda _done, _total: None, may_go_on=False)
             beside = self._beside(upload.name)
-            is_there = judged is not None
             self._count(copying.run(source, target, overwrite=is_there, replaces=judged, beside=beside))
         # It may have been saved again before it was read.
-        self._write_down(upload.name, commit.read_record(target).created_ns)
+        self._write_down(upload.name, self._committed_ns(target))
+
+    def _make_room(
+        self, target: str, layout: str | None, judged: storage.Identity | None, replaced_ns: int | None
+    ) -> None:
+        """Removes what a step is to replace in a store, where no act replaces a checkpoint of Orbax's, or by
+        one. Until the copy is there, the directory alone has the step."""
+        if layout == "orbax":
+            orbax_in_store.withdraw(target, expected=judged)
+        else:
+            commit.withdraw(target, new_attempt_id(), created_ns=replaced_ns)
+
+    def _committed_ns(self, path: str) -> int:
+        """When a checkpoint was committed; in the order of steps, one that does not say it comes first."""
+        return step_records.committed_ns(path) or 0
 
     def _beside(self, name: str) -> str | None:
         """The youngest other step there, to whose files a step may refer."""
         if not self._reuse_unchanged:
             return None
         others = self._ours(found for found in self.place.catalogue.committed() if found.path.name != name)
-        return os.fspath(others[-1].path) if others else None
+        youngest = os.fspath(others[-1].path) if others else None
+        return youngest if youngest is not None and layout_at(youngest) == "native" else None
 
     def _write_down(self, name: str, committed_ns: int, replaced_ns: int | None = None) -> None:
         with self._changing:
@@ -656,7 +703,7 @@ class OpenRemote:
     def _withdraw(self, info: Info) -> None:
         path = os.fspath(info.path)
         try:
-            commit.withdraw(path, new_attempt_id(), created_ns=info.commit_timestamp_nsecs)
+            withdraw(path, created_ns=info.commit_timestamp_nsecs)
         except Conflict as error:
             raise Conflict(
                 f"'{path}' is not the checkpoint that this program knows there: another one has replaced it, "

@@ -5,12 +5,14 @@ It counts as one if it has been committed. That its data are whole is not looked
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from waystation import storage
-from waystation._errors import Corrupt, NotFound, WaystationError
+from waystation._errors import Corrupt, NotFound, Unsupported, WaystationError
 from waystation._options.in_effect import current_options
 from waystation.checkpoint import opening
 from waystation.checkpoint.handlers.choice import METRICS
@@ -20,11 +22,20 @@ from waystation.checkpoint.replaced import Held, read_what_is_there
 from waystation.checkpoint.stored import OpenCheckpoint
 from waystation.layouts.native import commit
 from waystation.layouts.native import names as native_names
-from waystation.layouts.native.records import read_vouched
+from waystation.layouts.native.records import (
+    RECORD_LIMIT_BYTES,
+    CheckpointableRecord,
+    CheckpointRecord,
+    Digest,
+    read_vouched,
+)
 from waystation.layouts.orbax.checksums import Checksums
 from waystation.tree import parse_json
 
 _METRICS_LIMIT_BYTES = 64 << 20
+# Threads that read many records. A call that finds a file missing is made again for its halves, down to so
+# few files, and unless many have failed: then they are of another layout.
+_READERS, _LEAST_AT_A_TIME, _MOST_FAILURES = 4, 8, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +69,13 @@ def read(path: storage.AnyPath) -> StepRecord:
         Unsupported: It is of a newer format version.
     """
     return read_what_is_there(os.fspath(path), current_options(), _read)
+
+
+def committed_ns(path: str) -> int | None:
+    """When the checkpoint at `path` was committed, nanoseconds since 1970, by its own word; None where Orbax
+    has not written that down. Raises as `read` does."""
+    options = current_options()
+    return read_what_is_there(path, options, lambda held: opening.open_held(held, (), options).committed_ns)
 
 
 def read_or_none(path: storage.AnyPath) -> StepRecord | None:
@@ -103,6 +121,83 @@ def _metrics(held: Held, opened: OpenCheckpoint) -> Any:
     if digest is not None:
         digest.check(content, file)
     return with_floats(parse_json(content, file, allow_nan=True))
+
+
+def read_many(root: storage.AnyPath, paths: Sequence[str], *, with_metrics: bool) -> dict[str, StepRecord]:
+    """What native checkpoints in an object store say of themselves, by few calls of the engine, each of which
+    has many requests in flight.
+
+    Args:
+        root: The directory that they are in.
+        paths: The checkpoints, or what may be some.
+        with_metrics: Whether their metrics are read as well.
+
+    Returns:
+        What was read, by the path. All that takes a closer look is not among it: what is not there, is of
+        another layout, or damaged.
+    """
+    contents = _contents(
+        root, [(os.path.join(path, native_names.RECORD), RECORD_LIMIT_BYTES) for path in paths]
+    )
+    found: dict[str, CheckpointRecord] = {}
+    for path in paths:
+        file = os.path.join(path, native_names.RECORD)
+        with contextlib.suppress(Corrupt, Unsupported):
+            if file in contents:
+                found[path] = CheckpointRecord.decode(contents[file], file)
+    metrics: dict[str, Any] = _metrics_of_many(root, found) if with_metrics else dict.fromkeys(found)
+    return {
+        path: StepRecord(own.begun_ns, own.created_ns, own.custom_metadata, metrics[path])
+        for path, own in found.items()
+        if path in metrics
+    }
+
+
+def _metrics_of_many(root: storage.AnyPath, found: Mapping[str, CheckpointRecord]) -> dict[str, Any]:
+    """The metrics of checkpoints, None where there are none; without those that take a closer look."""
+    metrics: dict[str, Any] = {}
+    places: dict[str, tuple[str, str, Digest]] = {}
+    for path, own in found.items():
+        if METRICS not in own.checkpointables:
+            metrics[path] = None
+            continue
+        directory, digest = own.checkpointables[METRICS]
+        whole = os.path.join(path, directory)
+        record = os.path.join(whole, native_names.CHECKPOINTABLE_RECORD)
+        places[path] = record, os.path.join(whole, native_names.FILES, METRICS), digest
+    wanted = [file for record, file, _ in places.values() for file in (record, file)]
+    contents = _contents(root, [(file, _METRICS_LIMIT_BYTES) for file in wanted])
+    for path, (record, file, digest) in places.items():
+        with contextlib.suppress(Corrupt, Unsupported, KeyError):
+            digest.check(contents[record], record)
+            CheckpointableRecord.decode(contents[record], record).files[METRICS].check(contents[file], file)
+            metrics[path] = with_floats(parse_json(contents[file], file, allow_nan=True))
+    return metrics
+
+
+def _contents(root: storage.AnyPath, wanted: Sequence[tuple[str, int]]) -> dict[str, bytes]:
+    """The contents of files with their limits, by their paths; without some of those that stand near one that
+    is not there. Few threads wait, as each call of the engine has many requests in flight."""
+    failures = 0
+
+    def read(batch: Sequence[tuple[str, int]]) -> dict[str, bytes]:
+        nonlocal failures
+        paths, limits = [path for path, _ in batch], [limit for _, limit in batch]
+        try:
+            return dict(zip(paths, storage.read_files(paths, limit_bytes=limits), strict=True))
+        except (Corrupt, NotFound) as error:
+            if "bucket" in error.context:
+                raise
+        failures += 1
+        middle = len(batch) // 2
+        if middle < _LEAST_AT_A_TIME or failures > _MOST_FAILURES:
+            return {}
+        return read(batch[:middle]) | read(batch[middle:])
+
+    size = max(_LEAST_AT_A_TIME, -(-len(wanted) // _READERS))
+    batches = [wanted[begin : begin + size] for begin in range(0, len(wanted), size)]
+    parts = storage.side_by_side(root, read, batches)
+    return {path: content for part in parts for path, content in part.items()}
 
 
 def check(path: storage.AnyPath) -> None:

@@ -19,7 +19,7 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 
 from waystation import _forks, storage
-from waystation._errors import Conflict
+from waystation._errors import Conflict, Unsupported
 from waystation.layouts.native.in_store import call_it, leftover, warned, youngest_ns
 from waystation.layouts.orbax import names
 from waystation.storage.attempts import Leftover, new_attempt_id
@@ -128,6 +128,13 @@ def is_unfinished(present: Collection[str]) -> bool:
     return marks.intersection(present) == {names.CHECKPOINT_METADATA}
 
 
+def is_begun(target: str) -> bool:
+    """Whether a save to a path, or a copy, has begun and not ended."""
+    return storage.is_in_store(target) and is_unfinished(
+        [entry.name for entry in storage.entries_or_none(target)]
+    )
+
+
 def taken(target: str) -> Conflict:
     """The error of a save to a path at which another one has begun."""
     return Conflict(
@@ -136,6 +143,20 @@ def taken(target: str) -> Conflict:
         "another path",
         path=target,
     )
+
+
+def require_none_of_ours(target: str) -> None:
+    """Refuses to replace a checkpoint in Waystation's own layout, whose record would go on to count.
+
+    Raises:
+        Unsupported: One is there.
+    """
+    if storage.is_there(os.path.join(target, storage.names.COMMIT)):
+        raise Unsupported(
+            f"'{target}' is a checkpoint in Waystation's own layout, which none of Orbax's replaces in a "
+            "store; delete it first, or choose another path",
+            path=target,
+        )
 
 
 def remove_unfinished(target: str) -> bool:
@@ -188,12 +209,20 @@ def _remove_files(target: str, present: Sequence[str]) -> None:
     storage.remove_file(os.path.join(target, names.CHECKPOINT_METADATA))
 
 
-def withdraw(target: str) -> None:
-    """Removes a checkpoint: it is gone in one act, whatever happens to the removal of its files."""
+def withdraw(target: str, *, expected: storage.Identity | None = None) -> None:
+    """Removes a checkpoint: it is gone in one act, whatever happens to the removal of its files.
+
+    Args:
+        target: The checkpoint.
+        expected: The version of the file that commits it; by default whatever is there.
+
+    Raises:
+        Conflict: Another version is there, and stays.
+    """
     with _removing(target):
         committed = os.path.join(target, names.COMMIT_SUCCESS)
         if storage.is_there(committed):  # else another process has removed it, and one may be saving here
-            storage.remove_file(committed)
+            storage.remove_file(committed, expected=expected)
             _remove_files(target, [entry.name for entry in storage.entries_or_none(target)])
 
 

@@ -9,11 +9,12 @@ import os
 from collections.abc import Sequence
 
 from waystation._errors import Corrupt
+from waystation.storage.names import COMMIT_OF_ORBAX
 
 # Of a checkpoint.
 INDICATOR = "orbax.checkpoint"  # empty, by Orbax; in what the free functions of version 1 save
 CHECKPOINT_METADATA = "_CHECKPOINT_METADATA"
-COMMIT_SUCCESS = "commit_success.txt"
+COMMIT_SUCCESS = COMMIT_OF_ORBAX
 DELETION = "_CHECKPOINT_DELETION"
 CHECKSUMS = ".waystation-checksums"  # not Orbax's, which ignores it
 TEMPORARY_INFIX = ".orbax-checkpoint-tmp"

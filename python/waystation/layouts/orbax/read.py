@@ -99,8 +99,9 @@ class OpenOrbax:
 
     @property
     def notices_absence(self) -> bool:
-        """Whether a chunk that is not there is missing; else it stands for the fill value."""
-        return self._absent_is_damage
+        """Whether a chunk that is not there is missing; else it stands for the fill value. In a store it may
+        be of the next checkpoint at the path, whose files have the same names."""
+        return self._absent_is_damage and not storage.is_in_store(self.directory)
 
     def storage_metadata(self, number: int) -> StorageMetadata:
         """How one of its arrays is cut."""
