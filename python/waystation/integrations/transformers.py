@@ -241,12 +241,13 @@ class WaystationCallback(TrainerCallback):  # type: ignore[misc] # transformers 
         whole["trainer"] = json.dumps(dataclasses.asdict(record), sort_keys=True)
         whole["generators"] = {state_dicts.this_process(): state_dicts.generators()}
         save = checkpointer.save_async if self._asynchronous else checkpointer.save
-        save(
-            state.global_step,
-            differing.joined_by_all(state_dicts.plain(whole), "a run of the Trainer"),
-            force=True,
-            custom_metadata=None if self._best is None else {_BEST_STEP: self._best},
-        )
+        with state_dicts.taking_part():
+            save(
+                state.global_step,
+                differing.joined_by_all(state_dicts.plain(whole), "a run of the Trainer"),
+                force=True,
+                custom_metadata=None if self._best is None else {_BEST_STEP: self._best},
+            )
 
     def _compared(self, state: TrainerState) -> TrainerState:
         """The Trainer's record as it is once the Trainer has compared the metrics of an evaluation."""
