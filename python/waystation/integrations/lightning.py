@@ -73,10 +73,8 @@ class WaystationCheckpointIO(_CheckpointIO):  # type: ignore[misc] # a class tha
         """
         del storage_options
         self._wait()
-        place = storage.located(path)
-        if not storage.is_in_store(place):
-            # Lightning expects it to be there once this returns, and puts links into it (`save_last="link"`).
-            os.makedirs(os.path.dirname(place), exist_ok=True)
+        # Lightning expects it to be there once this returns, and puts links into it (`save_last="link"`).
+        storage.make_directory(os.path.dirname(storage.located(path)), parents=True)
         future: Any = dcp.async_save(checkpoint, checkpoint_id=path, no_dist=True)
         self._saving = future
         if not self._asynchronous:
