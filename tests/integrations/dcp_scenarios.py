@@ -172,6 +172,16 @@ def other_tensors_at_one_key(place: Place) -> str:
     return said
 
 
+def differ_at_one_key(place: Place) -> list[float]:
+    """A save of a large tensor that differs from process to process; the values that are there then."""
+    connect(place)
+    dcp.save({"w": torch.full((1 << 20,), float(place.index))}, checkpoint_id=place.directory / "c")
+    wanted = {"w": torch.full((1 << 20,), -1.0)}
+    dcp.load(wanted, checkpoint_id=place.directory / "c")
+    place.disconnect()
+    return [float(value) for value in wanted["w"].unique()]
+
+
 def missing_in_one(place: Place) -> list[str]:
     """A load in which one process asks for what is not there: all raise."""
     connect(place)

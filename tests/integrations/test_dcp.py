@@ -378,6 +378,14 @@ def test_other_tensors_at_one_key_are_an_error_in_all_processes(tmp_path: Path) 
     assert said[1] == said[0]
 
 
+def test_of_tensors_that_differ_at_one_key_one_is_saved_whole(tmp_path: Path) -> None:
+    with running(dcp_scenarios.differ_at_one_key, count=3, framework="torch", directory=tmp_path) as programs:
+        first, *others = programs.values()
+    assert len(first) == 1, "a tensor that one of them had"
+    assert first[0] in (0.0, 1.0, 2.0)
+    assert others == [first, first]
+
+
 def test_a_key_that_is_missing_in_one_process_is_an_error_in_all(tmp_path: Path) -> None:
     with running(dcp_scenarios.missing_in_one, count=2, framework="torch", directory=tmp_path) as programs:
         assert [said[0] for said in programs.values()] == ["mismatch", "mismatch"]

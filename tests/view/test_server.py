@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -277,6 +279,49 @@ def test_work_ends_when_the_page_goes_away(runs: Path, window: Open, monkeypatch
     while not told and time.monotonic() < deadline:
         time.sleep(0.01)
     assert [type(error).__name__ for error in told] == ["Cancelled"]
+
+
+def test_work_whose_page_went_away_counts_until_it_has_ended(
+    runs: Path, window: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, most, may_end = 0, 0, threading.Event()
+    lock = threading.Lock()
+
+    def verify(_: object, _path: str, on_progress: server.OnProgress) -> server.Document:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        may_end.wait(HANG_S)  # without a report of progress
+        with lock:
+            now -= 1
+        return {}
+
+    monkeypatch.setattr("waystation.cli.commands.view.Commands.verify", verify)
+    client = window(runs)
+    path = client.path("verify", source=0, name="step_1")
+    for _ in range(3 * server._MOST_LONG):
+        with socket.create_connection(("127.0.0.1", client.port), timeout=HANG_S) as connection:
+            connection.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\n\r\n".encode())
+            assert connection.recv(1 << 16)
+    assert client.ask("sources")["watches"] is False, "what takes short goes on"
+    assert most == server._MOST_LONG
+    may_end.set()
+    assert client.result("verify", source=0, name="step_1") == {}
+
+
+def test_connections_without_a_request_neither_pile_up_nor_keep_a_page_out(runs: Path, window: Open) -> None:
+    client = window(runs)
+    with contextlib.ExitStack() as held:
+        for _ in range(4 * server._MOST_CONNECTIONS):  # half a request each, and no token
+            connection = socket.create_connection(("127.0.0.1", client.port), timeout=HANG_S)
+            held.enter_context(connection)
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: 127")
+        assert client.ask("sources")["watches"] is False
+        established = f" 0100007F:{client.port:04X} 0100007F:"
+        lines = Path("/proc/net/tcp").read_text().splitlines()
+        served = [line for line in lines if established in line and line.split()[3] == "01"]
+        assert len(served) <= server._MOST_CONNECTIONS
 
 
 # ---- the program -------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from waystation import storage
 from waystation.checkpoint import delete, is_checkpoint
 from waystation.checkpoint import load as load_state
 from waystation.integrations import dcp, state_dicts
@@ -52,7 +53,8 @@ class WaystationCheckpointIO(_CheckpointIO):  # type: ignore[misc] # a class tha
     Args:
         asynchronous: Go on training while a checkpoint is written. The next save, and the end of the run,
             wait
-            for it, and raise what it failed with.
+            for it, and raise what it failed with. Give False with `ModelCheckpoint(save_last="link")`:
+            Lightning links to a checkpoint before it is written, and a kill would leave a link to nothing.
     """
 
     def __init__(self, *, asynchronous: bool = True) -> None:
@@ -71,6 +73,8 @@ class WaystationCheckpointIO(_CheckpointIO):  # type: ignore[misc] # a class tha
         """
         del storage_options
         self._wait()
+        # Lightning expects it to be there once this returns, and puts links into it (`save_last="link"`).
+        storage.make_directory(os.path.dirname(storage.located(path)), parents=True)
         future: Any = dcp.async_save(checkpoint, checkpoint_id=path, no_dist=True)
         self._saving = future
         if not self._asynchronous:

@@ -115,8 +115,15 @@ def _like(given: Any, children: list[Any]) -> Any:
 
 @contextlib.contextmanager
 def taking_part(group: dist.ProcessGroup | None = None, *, no_dist: bool = False) -> Iterator[Any]:
-    """Has the processes of a group take part, or this one alone; gives the options, for more of them."""
+    """Has the processes of a group take part, or this one alone; gives the options, for more of them.
+
+    What several processes have is written whole by one of them, not a slice by each, unless the caller's
+    options say so. Programs of torch have tensors that differ from process to process at one key, such as the
+    statistics of a BatchNorm: slices would be put together to a tensor that no process ever had.
+    """
     options = in_effect.current_options().thawed()
+    if options.array.saving.use_replica_parallel is None:
+        options.array.saving.use_replica_parallel = False
     if dist.is_available() and dist.is_initialized():
         ranks: Collection[int] | None = None
         if no_dist:

@@ -7,6 +7,10 @@ Trainer reads where the run was from a directory that `resume` makes: its own re
 of weights whose one file is empty. What the callback has saved is loaded once model and optimizer are where
 they belong.
 
+`load_best_model_at_end` needs more than that. The Trainer compares a metric only after the callback was told
+of it, and loads only what it has saved itself. So the callback compares it as the Trainer is about to, for
+the record that it saves; keeps the best checkpoint; and loads its model when the Trainer has ended its steps.
+
 Failure sequence: a kill during a save leaves the checkpoint before it as the newest. Invariants: nothing of
 the Trainer is overridden; generators of random numbers are set after the Trainer has passed over the batches
 that were seen.
@@ -16,12 +20,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
+from collections.abc import Sequence
 from typing import Any
 
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import SaveStrategy
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from waystation._errors import InvalidInput
@@ -29,10 +41,14 @@ from waystation._options import in_effect
 from waystation.integrations import differing, state_dicts
 from waystation.storage.scratch import ScratchDirectory
 from waystation.training import Checkpointer
-from waystation.training.preservation_policies import LatestN, PreserveAll
+from waystation.training.preservation_policies import Checkpoints, PreservationContext
 
 __all__ = ["WaystationCallback"]
 
+_log = logging.getLogger("waystation")
+
+_BEST_STEP = "best_step"  # of the custom metadata of a checkpoint: the best one that was saved by then
+_LOGGED_AT_THE_END = "train_runtime"  # what the Trainer logs last, before it loads the best model
 _EMPTY, _EMPTY_SAFETENSORS = "empty.safetensors", (2).to_bytes(8, "little") + b"{}"
 
 
@@ -48,6 +64,10 @@ class WaystationCallback(TrainerCallback):  # type: ignore[misc] # transformers 
     A checkpoint holds the model, the optimizer, the scheduler, the loss scale of float16, the Trainer's
     record of the run, and the generators of random numbers of each process. Models that FSDP2 has sharded
     load in any number of processes; then generators that nobody had begin anew.
+
+    With `load_best_model_at_end` the best checkpoint is kept, and its model is loaded at the end, before
+    other callbacks are told that training has ended. `best_model_checkpoint` of the Trainer's state names it
+    then.
 
     Args:
         directory: Where the checkpoints are, or a location in an object store; by default `checkpoints` in
@@ -74,6 +94,8 @@ class WaystationCallback(TrainerCallback):  # type: ignore[misc] # transformers 
         self._model: Any = None
         self._resumed: int | None = None  # the step that `resume` has found
         self._newest: int | None = None  # the step that was saved last
+        self._best: int | None = None  # the best step that was saved, if the Trainer compares
+        self._metrics: dict[str, Any] | None = None  # that the Trainer has yet to compare
         self._generators: dict[str, Any] | None = None  # to be set before the next step
 
     # ---- resuming ------------------------------------------------------------------------------
@@ -93,6 +115,7 @@ class WaystationCallback(TrainerCallback):  # type: ignore[misc] # transformers 
         with _partly():
             record = self._checkpointer().load(latest.step, {"trainer": str})["trainer"]
         self._resumed = self._newest = latest.step
+        self._best = (latest.custom_metadata or {}).get(_BEST_STEP)
         names = dict.fromkeys(self._model.state_dict(), _EMPTY)
         for name, content in (
             (TRAINER_STATE_NAME, record.encode()),
@@ -156,7 +179,26 @@ class WaystationCallback(TrainerCallback):  # type: ignore[misc] # transformers 
         del args
         self._save(state, control, objects)
 
-    on_epoch_end = on_log = on_evaluate = on_step_end
+    on_epoch_end = on_step_end
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
+    ) -> None:
+        """Saves as `on_step_end` does. Loads the best model where the Trainer would."""
+        self._save(state, control, objects)
+        if _LOGGED_AT_THE_END in (objects.get("logs") or {}):
+            self._load_best(args, state, objects)
+
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
+    ) -> None:
+        """Saves as `on_step_end` does, with a record that knows these metrics."""
+        del args
+        self._metrics = objects.get("metrics")
+        try:
+            self._save(state, control, objects)
+        finally:
+            self._metrics = None
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
@@ -169,10 +211,15 @@ class WaystationCallback(TrainerCallback):  # type: ignore[misc] # transformers 
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
     ) -> None:
         """Waits until all is written."""
-        del args, state, control, objects
+        del control, objects
         self._scratch.remove()
         self._scratch = ScratchDirectory()
         if self._open is not None:
+            # Not earlier: the Trainer would load from there itself, and finds none of its files.
+            if self._best is not None and args.save_strategy != SaveStrategy.BEST:
+                steps = {checkpoint.step: checkpoint for checkpoint in self._open.checkpoints}
+                if self._best in steps:
+                    state.best_model_checkpoint = str(steps[self._best].path)
             self._open.close()
             self._open = None
 
@@ -188,24 +235,88 @@ class WaystationCallback(TrainerCallback):  # type: ignore[misc] # transformers 
             return  # the last step of an epoch, where both ends ask
         self._newest = state.global_step
         whole = _state_of(objects)
-        whole["trainer"] = json.dumps(dataclasses.asdict(state), sort_keys=True)
+        record = self._compared(state)
+        if record.best_global_step == state.global_step:
+            self._best = state.global_step
+        whole["trainer"] = json.dumps(dataclasses.asdict(record), sort_keys=True)
         whole["generators"] = {state_dicts.this_process(): state_dicts.generators()}
         save = checkpointer.save_async if self._asynchronous else checkpointer.save
-        save(
-            state.global_step,
-            differing.joined_by_all(state_dicts.plain(whole), "a run of the Trainer"),
-            force=True,
+        with state_dicts.taking_part():
+            save(
+                state.global_step,
+                differing.joined_by_all(state_dicts.plain(whole), "a run of the Trainer"),
+                force=True,
+                custom_metadata=None if self._best is None else {_BEST_STEP: self._best},
+            )
+
+    def _compared(self, state: TrainerState) -> TrainerState:
+        """The Trainer's record as it is once the Trainer has compared the metrics of an evaluation."""
+        name, metrics = self._arguments.metric_for_best_model, self._metrics
+        if metrics is None or name is None:
+            return state
+        value = metrics.get(name if name.startswith("eval_") else f"eval_{name}")
+        if value is None:
+            return state  # for which the Trainer raises
+        is_more = self._arguments.greater_is_better
+        best = state.best_metric
+        if best is None:
+            best = float("-inf") if is_more else float("inf")
+        if not (value > best if is_more else value < best):
+            return dataclasses.replace(state, best_metric=best)
+        return dataclasses.replace(state, best_metric=float(value), best_global_step=state.global_step)
+
+    def _load_best(self, args: TrainingArguments, state: TrainerState, objects: dict[str, Any]) -> None:
+        """Loads the best model, unless the Trainer has saved it and does so."""
+        if not args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST or self._best is None:
+            return
+        checkpointer = self._checkpointer()
+        checkpointer.wait()
+        if self._best != state.global_step:
+            wanted = {"model": get_model_state_dict(objects["model"])}
+            with _partly(in_place=True):
+                found = checkpointer.metadata(self._best).metadata
+                loaded = checkpointer.load(self._best, state_dicts.asked(wanted, found))
+            set_model_state_dict(objects["model"], state_dicts.put(wanted, loaded)["model"])
+        _log.info(
+            "the model of step %d is loaded, which was best: %s of %s",
+            self._best,
+            state.best_metric,
+            args.metric_for_best_model,
         )
 
     def _checkpointer(self) -> Checkpointer:
         if self._arguments is None:
             raise InvalidInput("give this callback to a Trainer first: Trainer(..., callbacks=[callback])")
         if self._open is None:
-            keep = self._arguments.save_total_limit
-            policy = LatestN(keep) if keep else PreserveAll()
+            policy = _AsTheTrainer(self._arguments.save_total_limit)
             directory = self._directory or os.path.join(self._arguments.output_dir, "checkpoints")
             self._open = Checkpointer(directory, **({"preservation_policy": policy} | self._more))
         return self._open
+
+
+@dataclasses.dataclass
+class _AsTheTrainer:
+    """Keeps what the Trainer would: the newest, and the best among them.
+
+    Attributes:
+        limit: How many, at least the newest and the best; None or 0 keeps all.
+    """
+
+    limit: int | None
+
+    def should_preserve(self, checkpoints: Checkpoints, *, context: PreservationContext) -> Sequence[bool]:
+        """Keeps the best one and the newest ones."""
+        del context
+        if not self.limit or len(checkpoints) <= self.limit:
+            return [True] * len(checkpoints)
+        kept = set(range(len(checkpoints) - self.limit, len(checkpoints)))
+        best = (checkpoints[-1].custom_metadata or {}).get(_BEST_STEP)
+        places = [place for place, checkpoint in enumerate(checkpoints) if checkpoint.step == best]
+        if places and places[0] not in kept:
+            if self.limit > 1:
+                kept.remove(min(kept))
+            kept.add(places[0])
+        return [place in kept for place in range(len(checkpoints))]
 
 
 def _state_of(objects: dict[str, Any]) -> dict[str, Any]:

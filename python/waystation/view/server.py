@@ -9,6 +9,10 @@ What takes long (verification, comparison, statistics) is answered line by line:
 again and again, then `{"result": …}` or `{"error": …}`. It ends when the page goes away: the next report of
 progress then raises `Cancelled`. Work is done in threads of its own, for which no end of the program waits.
 
+Anybody on the machine can connect, so connections without a request that is being answered are few: one more
+has the oldest of them closed. Work that takes long is done a few at a time, and counts until it has ended,
+also if its page has gone away.
+
 A page names places by what the command was given: the number of a PATH, and the name of a checkpoint in it.
 A checkpoint that was opened stays open, so all that is shown of it is of one version; those that were looked
 at last are kept.
@@ -23,6 +27,7 @@ import functools
 import hmac
 import itertools
 import os
+import resource
 import secrets
 import socket
 import threading
@@ -40,6 +45,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from waystation import storage
 from waystation._errors import Cancelled, InvalidInput, NotFound, Unavailable, from_os_error
@@ -61,6 +67,9 @@ _TOKEN_BYTES = 24
 _PROGRESS_EVERY_S = 0.2
 _END_S = 2.0  # how long requests have to end once the program is to end
 _MOST_THREADS = 16
+_MOST_LONG = 4  # requests whose work takes long: each has buffers of its own
+_MOST_CONNECTIONS = 128  # besides those whose request is being answered
+_BACKLOG = 32
 _MOST_OPENED = 4
 _MOST_ROWS = 20_000
 _LOG_LIMIT_BYTES = 256 << 20
@@ -243,7 +252,8 @@ class Window:
             access_log=False,
             lifespan="off",
             ws="none",
-            http="h11",
+            http=_Connection,
+            backlog=_BACKLOG,  # asyncio accepts so many at once
             loop="asyncio",
             server_header=False,
             timeout_graceful_shutdown=int(_END_S),
@@ -262,6 +272,30 @@ class Window:
     def stop(self) -> None:
         """Has `run` return."""
         self._server.should_exit = True
+
+
+class _Connection(H11Protocol):
+    """A connection that makes room where too many wait: only the oldest without a request is closed.
+
+    uvicorn waits for ever for the rest of a request, and accepts connections until no file can be opened.
+    """
+
+    _numbers = itertools.count()
+    _most = min(_MOST_CONNECTIONS, max(8, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn
+        """Takes a connection."""
+        self._number = next(self._numbers)
+        waiting = [one for one in self.connections if isinstance(one, _Connection) and one.waits]
+        if len(waiting) >= self._most:
+            min(waiting, key=lambda one: one._number).transport.abort()
+        super().connection_made(transport)
+
+    @property
+    def waits(self) -> bool:
+        """Whether no request of it is being answered."""
+        cycle: Any = self.cycle  # None before the first request
+        return not self.transport.is_closing() and (cycle is None or cycle.response_complete)
 
 
 class _Guard:
@@ -330,6 +364,7 @@ class _Answers:
         self._timelines: OrderedDict[int, DrawnTimeline] = OrderedDict()
         self._lock = threading.Lock()
         self._threads = asyncio.Semaphore(_MOST_THREADS)
+        self._long = asyncio.Semaphore(_MOST_LONG)
         self._has_ended = threading.Event()
 
     def application(self) -> Starlette:
@@ -366,7 +401,7 @@ class _Answers:
 
     async def _answer(self, answer: Callable[[Request], Document], request: Request) -> Response:
         try:
-            document = await self._in_thread(lambda: answer(request))
+            document = await self._in_thread(lambda: answer(request), self._threads)
         except Exception as error:
             told = self._documents.error(error)
             return self._json(told, _STATUS.get(told["error"]["kind"], 500))
@@ -389,7 +424,7 @@ class _Answers:
             if is_left.is_set() or self._has_ended.is_set():
                 raise Cancelled("the page that has asked for this is gone")
 
-        work = asyncio.ensure_future(self._in_thread(lambda: answer(request, told)))
+        work = asyncio.ensure_future(self._in_thread(lambda: answer(request, told), self._long))
         try:
             while not work.done():
                 yield self._line({"progress": list(progress)})
@@ -406,14 +441,18 @@ class _Answers:
     def _line(self, document: Document) -> str:
         return self._documents.encoded(document) + "\n"
 
-    async def _in_thread(self, call: Callable[[], T]) -> T:
-        """What a call returns, made in a thread that the end of the program does not wait for."""
+    async def _in_thread(self, call: Callable[[], T], places: asyncio.Semaphore) -> T:
+        """What a call returns, made in a thread that the end of the program does not wait for.
+
+        It takes one of the places until it has ended, also if nobody waits for it any more.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         context = contextvars.copy_context()
 
         def settle(act: Callable[[], None]) -> None:
             def unless_done() -> None:
+                places.release()
                 if not future.done():
                     act()
 
@@ -430,9 +469,13 @@ class _Answers:
             else:
                 settle(functools.partial(future.set_result, result))
 
-        async with self._threads:
+        await places.acquire()
+        try:
             threading.Thread(target=run, name="waystation: window", daemon=True).start()
-            return await future
+        except RuntimeError:  # the system gives no more threads
+            places.release()
+            raise
+        return await future
 
     # What requests name.
 

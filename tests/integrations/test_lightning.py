@@ -1,0 +1,34 @@
+"""The plugin for Lightning: what Lightning does to the directory of checkpoints while saves go on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import waystation
+from waystation.integrations import dcp
+
+pytest.importorskip("pytorch_lightning")
+
+
+def test_the_directory_of_a_first_checkpoint_is_there_for_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from waystation.integrations.lightning import WaystationCheckpointIO
+
+    def save_later(*arguments: Any, **options: Any) -> Any:
+        # As a background save that has not come to its first file when Lightning makes the link.
+        os.symlink("epoch=0.ckpt", tmp_path / "run" / "last.ckpt")
+        return genuine(*arguments, **options)
+
+    genuine = dcp.async_save
+    monkeypatch.setattr(dcp, "async_save", save_later)
+    plugin = WaystationCheckpointIO()
+    plugin.save_checkpoint({"w": torch.ones(3)}, tmp_path / "run" / "epoch=0.ckpt")
+    plugin.teardown()
+    assert torch.equal(plugin.load_checkpoint(tmp_path / "run" / "last.ckpt")["w"], torch.ones(3))
+    assert waystation.is_checkpoint(tmp_path / "run" / "epoch=0.ckpt")

@@ -1,0 +1,92 @@
+"""The callback for the Trainer of transformers: which checkpoint is the best, kept, and loaded at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.long import only_long
+
+transformers: Any = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+# What evaluations say after steps 1, 2, …: step 2 is the best, and the record of step 3 has to know it.
+LOSSES = [3.0, 1.0, 2.0, 4.0, 5.0, 6.0]
+
+
+class Model(torch.nn.Module):
+    """One number that grows by one with each step, so that a model tells its step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        return {"loss": -self.step.sum() + 0 * x.sum()}
+
+
+class Seen(transformers.TrainerCallback):  # type: ignore[misc] # not typed
+    """Writes down which model the callbacks find when training has ended, as those that publish it do."""
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        self.step = objects["model"].step.item()
+
+
+def trained(directory: Path, steps: int, limit: int | None, *, ours: bool) -> tuple[Any, Seen, set[str]]:
+    """A run to a step, from where it was; what was seen at its end, and the steps that are there."""
+    from waystation.integrations.transformers import WaystationCallback
+
+    class Trainer(transformers.Trainer):  # type: ignore[misc] # not typed
+        def evaluate(self, *args: Any, **more: Any) -> dict[str, float]:
+            metrics = {"eval_loss": LOSSES[self.state.global_step - 1]}
+            self.log(metrics)
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+            return metrics
+
+    data = [{"x": torch.ones(1), "labels": torch.ones(1)}] * 8
+    arguments = transformers.TrainingArguments(
+        str(directory),
+        max_steps=steps,
+        per_device_train_batch_size=1,
+        learning_rate=1.0,
+        lr_scheduler_type="constant",
+        optim="sgd",
+        max_grad_norm=0.0,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_steps=1,
+        save_total_limit=limit,
+        load_best_model_at_end=True,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+    )
+    seen, saves = Seen(), WaystationCallback()
+    trainer = Trainer(
+        Model(),
+        arguments,
+        train_dataset=data,
+        eval_dataset=data,
+        callbacks=[seen, saves] if ours else [seen],
+    )
+    resumed: Any = directory.exists() and transformers.trainer_utils.get_last_checkpoint(str(directory))
+    trainer.train(resume_from_checkpoint=saves.resume() if ours else resumed)
+    places = (directory / "checkpoints").iterdir() if ours else directory.iterdir()
+    return trainer, seen, {place.name.rpartition("-")[2] for place in places if place.name[0] != "."}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("limit", [pytest.param(1, marks=only_long), 2, pytest.param(None, marks=only_long)])
+def test_the_best_model_is_kept_and_loaded_at_the_end(tmp_path: Path, limit: int | None) -> None:
+    for steps in (3, 5):  # the run goes on, and the best of it is from before
+        theirs, seen_theirs, _ = trained(tmp_path / "theirs", steps, limit, ours=False)
+        ours, seen, there = trained(tmp_path / "ours", steps, limit, ours=True)
+        assert seen.step == seen_theirs.step == 2, "also for callbacks that are told before this one"
+        assert ours.model.step.item() == theirs.model.step.item() == 2
+        assert ours.state.best_metric == theirs.state.best_metric == 1.0
+        assert ours.state.best_global_step == theirs.state.best_global_step == 2
+        assert Path(ours.state.best_model_checkpoint).name == "2"
+        expected = {"2", str(steps)} if limit else set(map(str, range(1, steps + 1)))
+        assert there == expected
