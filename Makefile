@@ -22,14 +22,19 @@ ifdef CI
 export CARGO_INCREMENTAL := 0
 endif
 
+# The compiler that lints as it compiles, so that tests and lints of Rust share one compilation of each crate.
+CLIPPY_DRIVER := $(wildcard $(shell rustc --print sysroot 2>/dev/null)/bin/clippy-driver)
+LINTING := $(if $(CLIPPY_DRIVER),RUSTC_WORKSPACE_WRAPPER=$(CLIPPY_DRIVER) CLIPPY_ARGS=-Dwarnings__CLIPPY_HACKERY__)
+
 .DEFAULT_GOAL := help
 .PHONY: help build versitygw azurite fake-gcs-server test test-rust test-python test-long lint lint-style lint-types lint-rust format bench bench-distributed bench-loading-experiments bench-startup-vllm orbax-users demo docs screenshots wheel check-packages wheels test-wheels fuzz torture size lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-26s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+# CI builds what tests of Rust need as well, as these do.
 build: ## make .venv ready and build the extension into it, if anything has changed
-	@tools/bootstrap
+	@$(if $(CI),$(LINTING)) tools/bootstrap
 
 versitygw: build ## build a server of S3's protocol for the tests, where Go is installed
 	@tools/versitygw
@@ -42,10 +47,12 @@ fake-gcs-server: build ## build a server of Google's protocol for the tests, whe
 
 # Two at a time: the compiler and the checks use the cores while tests of Python wait.
 test: lint-style ## run every test and check (pytest's includes the check of the native stub)
-	@$(MAKE) --no-print-directory --jobs=2 test-python test-rust lint-types lint-rust docs
+	@$(MAKE) --no-print-directory --jobs=2 test-python test-rust lint-types docs
 
-test-rust: build versitygw
-	PATH="$(CURDIR)/.venv/bin:$$PATH" cargo test --workspace --tests --quiet $(LOCKED)
+test-rust: build versitygw ## run the tests of Rust, and lint it
+	@$(if $(LINTING),,echo "clippy is not installed: Rust is not linted")
+	$(LINTING) cargo build --workspace --examples --quiet $(LOCKED)
+	PATH="$(CURDIR)/.venv/bin:$$PATH" $(LINTING) cargo test --workspace --tests --quiet $(LOCKED)
 
 test-python: build versitygw
 	$(PYTHON) -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGUMENTS)

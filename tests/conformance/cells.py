@@ -78,12 +78,9 @@ class Cell:
 
     @property
     def refusal(self) -> str | None:
-        """What Unsupported says where the cell is refused; None where it works. A remote warns, and
-        its directory has the step."""
+        """What Unsupported says where the cell is refused; None where it works."""
         if self.tier == "memory" and self.is_in_store:
             return "leave out memory="
-        if self.tier == "remote" and not self.is_native:
-            return "a remote takes whole checkpoints in the native layout"
         return None
 
     @property

@@ -37,7 +37,6 @@ from waystation.checkpoint.collect import find_leftovers, remove_leftovers
 from waystation.layouts.native import in_store
 from waystation.layouts.orbax import in_store as orbax_in_store
 from waystation.storage import store_leases
-from waystation.training.errors import RemoteWarning
 
 # As if whatever was written had been written long ago.
 AT_ONCE = -10.0
@@ -79,8 +78,7 @@ def test_each_cell_has_one_name() -> None:
 @pytest.mark.parametrize("cell", REFUSED, ids=str)
 def test_what_cannot_be_is_refused(cell: Cell, place: Place) -> None:
     assert cell.refusal is not None
-    is_told = pytest.warns(RemoteWarning, match=cell.refusal)
-    with is_told if cell.tier == "remote" else pytest.raises(errors.Unsupported, match=cell.refusal):
+    with pytest.raises(errors.Unsupported, match=cell.refusal):
         place.save(1, 1)
     assert place.steps() == []
 
