@@ -423,6 +423,10 @@ def read_table_entries(
 def sync_paths(paths: Sequence[str], /) -> None:
     """Makes files and directories (their entries) durable, all in parallel."""
 
+def created_ns(path: str, /) -> int | None:
+    """When what is at a path was created, in nanoseconds since 1970; None if its file system does not tell.
+    A rename keeps it, no copy has that of its original, and no program can set it."""
+
 @final
 class SyncGroup:
     """Files that are made durable together, through the descriptors that wrote them, so that no failure of

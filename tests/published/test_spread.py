@@ -23,12 +23,14 @@ from tests.support import disks, system_calls
 from tests.support.long import amount
 
 import waystation.safetensors
-from waystation import errors
+from waystation import errors, storage
 from waystation.layouts.native import read_job
 from waystation.safetensors import load, save, spread, stream, verify_files, write_checksums
 from waystation.safetensors import open as open_model
 from waystation.safetensors.headers import read_headers
 from waystation.safetensors.spread import SpreadModel, plan
+from waystation.safetensors.spread_note import discard
+from waystation.storage import attempts
 
 ARRAYS = {f"w{number:02}": np.full((64, 256 + number % 3), number, np.float32) for number in range(12)}
 
@@ -453,6 +455,84 @@ def test_a_save_in_place_of_it_leaves_no_files_on_other_disks(
     assert same(load(folders[0], framework="numpy"), arrays)
     assert everything(*folders[1:]) == []
     assert "spread.waystation.json" not in os.listdir(folders[0])
+
+
+COPIES: dict[str, list[str]] = {"with its links": ["cp", "-a"], "with the files": ["cp", "-rL"]}
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("then", ["save", "spread", "gc"])
+def test_what_replaces_a_copy_leaves_the_original(
+    model: Path, tmp_path: Path, folders: list[Path], how: str, then: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The copy has the note as well, which lists files that the original uses."""
+    spread(model, folders)
+    copy = tmp_path / "copies" / "first"
+    copy.parent.mkdir()
+    subprocess.run([*COPIES[how], folders[0], copy], check=True)
+    other, arrays = other_model(tmp_path)
+    if then == "save":
+        save(arrays, copy, overwrite=True)
+    elif then == "spread":
+        refused(errors.Conflict, "no part of a model", other, [copy, *folders[1:]], overwrite=True)
+        spread(other, [copy, tmp_path / "copies" / "second"], overwrite=True)
+    else:
+        # As a backup has it that was made while a process was spreading the model.
+        stage = storage.names.export_stage("first.spread", attempts.new_attempt_id())
+        copy.rename(copy.with_name(stage))
+        discard(str(copy.with_name(stage)))
+        assert everything(copy.parent) == []
+    if then != "gc":
+        assert same(load(copy, framework="numpy"), arrays)
+    assert "were spread with it stay" in caplog.text
+    assert same(load(folders[0], framework="numpy"))
+    # The original itself, also where it has another name by now, takes its files along.
+    folders[0].rename(tmp_path / "renamed")
+    save(arrays, tmp_path / "renamed", overwrite=True)
+    assert everything(*folders[1:]) == []
+
+
+def test_what_others_put_into_a_directory_of_the_model_is_not_removed(
+    model: Path, folders: list[Path]
+) -> None:
+    spread(model, folders)
+    mine = folders[0] / "pooling" / "mine"
+    mine.mkdir()
+    (mine / "results.txt").write_text("mine")
+    refused(errors.Conflict, "pooling/mine'", model, folders, overwrite=True)
+    shutil.rmtree(mine)
+    spread(model, folders, overwrite=True)
+
+
+@pytest.mark.parametrize("then", ["save", "spread"])
+def test_folders_that_moved_together_are_replaced_whole(model: Path, tmp_path: Path, then: str) -> None:
+    for disk in ("disk1", "disk2"):
+        (tmp_path / "mount" / disk).mkdir(parents=True)
+    (tmp_path / "way").symlink_to(tmp_path / "mount")
+    spread(model, [tmp_path / "way" / "disk1" / "m", tmp_path / "way" / "disk2" / "m"], relative_links=True)
+    (tmp_path / "mount").rename(tmp_path / "elsewhere")
+    to = [tmp_path / "elsewhere" / "disk1" / "m", tmp_path / "elsewhere" / "disk2" / "m"]
+    other, arrays = other_model(tmp_path)
+    if then == "save":
+        save(arrays, to[0], overwrite=True)
+        assert everything(to[1]) == []
+    else:
+        spread(other, to, overwrite=True)
+        assert len(everything(to[1])) == 1
+    assert same(load(to[0], framework="numpy"), arrays)
+
+
+def test_a_save_beside_the_model_leaves_it_whole(model: Path, tmp_path: Path) -> None:
+    """Also where a folder was given by a path with a link in it, and links are written without that."""
+    (tmp_path / "disk1").mkdir()
+    (tmp_path / "disk2").mkdir()
+    (tmp_path / "way").symlink_to(tmp_path / "disk2")
+    to = [tmp_path / "disk1" / "m", tmp_path / "way" / "m"]
+    spread(model, to, relative_links=True)
+    for _ in range(2):
+        save({"a": np.ones(3)}, to[0] / "adapter.safetensors", overwrite=True)
+    index = to[0] / "model.safetensors.index.json"
+    assert same(load(index, framework="numpy"))
 
 
 def test_a_folder_may_be_that_of_other_files(model: Path, folders: list[Path]) -> None:

@@ -19,6 +19,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(write_small_files, module)?)?;
     module.add_function(wrap_pyfunction!(read_small_files, module)?)?;
     module.add_function(wrap_pyfunction!(sync_paths, module)?)?;
+    module.add_function(wrap_pyfunction!(created_ns, module)?)?;
     module.add_function(wrap_pyfunction!(rename_new, module)?)?;
     module.add_function(wrap_pyfunction!(rename_exchange, module)?)?;
     module.add_function(wrap_pyfunction!(probe, module)?)?;
@@ -115,6 +116,12 @@ fn read_small_files<'py>(
 #[pyo3(signature = (paths, /))]
 fn sync_paths(py: Python<'_>, paths: Vec<PathBuf>) -> PyResult<()> {
     py.detach(|| guarded(|| files::sync_paths(&paths)))
+}
+
+#[pyfunction]
+#[pyo3(signature = (path, /))]
+fn created_ns(py: Python<'_>, path: PathBuf) -> PyResult<Option<u64>> {
+    py.detach(|| guarded(|| files::created_ns(&path)))
 }
 
 #[pyfunction]

@@ -11,7 +11,8 @@ sequence: killed while writing, hidden directories are left; killed after files 
 and the hidden directory has the note that lists them; killed after the commit, it holds the earlier model,
 whose note lists that one's files. So whoever finds the hidden directory of a dead process removes the files
 that its note lists, and then the directory. Invariants: no file is removed that is not on such a list with
-its inode, length and time; a reader of the first folder finds the earlier model, the new one, or nothing.
+its inode, length and time, nor by the list in a copy of that directory; a reader of the first folder finds
+the earlier model, the new one, or nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from waystation.safetensors.checksums import FILE_NAME
 from waystation.safetensors.destination import ALTERNATE
 from waystation.safetensors.replacing import index_name, one_name
 from waystation.safetensors.sources import checkpoint_of
-from waystation.safetensors.spread_note import NOTE, Note, Part, discard, key_of, read_note
+from waystation.safetensors.spread_note import NOTE, Note, Part, discard, key_of, paths_below, read_note
 from waystation.storage import attempts, disks, write_lock
 
 STEM = "model"
@@ -95,8 +96,8 @@ class Folders:
 
     @property
     def earlier_parts(self) -> tuple[Part, ...]:
-        """The files in other folders of the model that is replaced."""
-        return () if self._earlier is None else self._earlier.parts
+        """The files in other folders of the model that is replaced, and of no other."""
+        return () if self._earlier is None else self._earlier.owned_parts(self.place)
 
     def _check_paths(self) -> None:
         whole = [storage.resolved(path) for path in self.paths]
@@ -146,7 +147,7 @@ class Folders:
     def _check_first(self) -> Note | None:
         """What stands in the first folder, if it may be replaced."""
         place = self.place
-        names = set(storage.list_names(place)) if storage.is_directory(place) else set()
+        names = set(paths_below(place)) if storage.is_directory(place) else set()
         if storage.is_directory(place) and disks.is_mount_point(place):
             raise InvalidInput(
                 f"'{place}' is where a disk is mounted, and the first folder has to appear at once; give a "
@@ -380,8 +381,12 @@ class Stages:
         if len(files) > 1:
             _native.write_small_files([(os.path.join(stage, index_name(STEM)), index_of(names))])
         finish(stage, names)
-        parts = tuple(Part.of(target, staged) for staged, target in moves)
-        note = Note(frozenset([*storage.list_names(stage), NOTE]), parts)
+        # Relative where links are: the folders may be found elsewhere together then.
+        links = [
+            folders.link_to(file.folder, name) for file, name in zip(files, names, strict=True) if file.folder
+        ]
+        parts = [Part.of(target, staged) for staged, target in moves]
+        note = Note.of(stage, [part.at(link) for part, link in zip(parts, links, strict=True)])
         path = os.path.join(stage, NOTE)
         storage.of(path).replace(path, note.encoded(), attempts.new_attempt_id())  # whole, or not there
         _native.sync_paths([stage])

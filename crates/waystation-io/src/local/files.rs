@@ -12,6 +12,7 @@ use std::os::fd::{AsRawFd, IntoRawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::UNIX_EPOCH;
 
 use rustix::fs::{CWD, Mode, OFlags, RawDir, RenameFlags};
 use waystation_format::{Error, Kind, Result};
@@ -169,6 +170,14 @@ fn read_small_file(path: &Path, limit_bytes: u64, root: Option<&Directory>) -> R
 /// that were created in them, renamed into and out of them.
 pub fn sync_paths<P: AsRef<Path> + Sync>(paths: &[P]) -> Result<()> {
     sync_all(&[], paths)
+}
+
+/// When what is at a path was created, in nanoseconds since 1970; none where the file system does not tell. A
+/// rename keeps it, no copy has that of its original, and no program can set it.
+pub fn created_ns(path: &Path) -> Result<Option<u64>> {
+    let found = fs::symlink_metadata(path).map_err(|error| Error::from_io(error, "look at", path))?;
+    let since_1970 = found.created().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+    Ok(since_1970.and_then(|time| u64::try_from(time.as_nanos()).ok()))
 }
 
 /// Makes files that are open, and what is at paths, durable in parallel.
