@@ -85,8 +85,8 @@ class Cell:
 
     @property
     def replaces(self) -> bool:
-        """Whether a checkpoint can be overwritten."""
-        return self.is_native or not self.is_in_store
+        """Whether a checkpoint can be overwritten. Steps of a remote are replaced on this machine first."""
+        return self.is_native or not self.is_in_store or self.tier == "remote"
 
 
 CELLS = [Cell(*each) for each in ((a, b, c) for a in LAYOUTS for b in STORAGES for c in TIERS)]
