@@ -44,7 +44,7 @@ from waystation.checkpoint.copy_targets import CopiedFile, CopiedPart, Target, o
 from waystation.checkpoint.paths import PathLike, layout_in, locate, require_checkpoint
 from waystation.checkpoint.replaced import Held, read_what_is_there
 from waystation.checkpoint.saving import check_name
-from waystation.layouts.native import names
+from waystation.layouts.native import engine_job, names
 from waystation.layouts.native.read import (
     LOADED_FILES,
     OpenCheckpointable,
@@ -247,7 +247,7 @@ class Copying:
         for batch in _batches(lacking):
             if self._progress.cancelled:
                 raise Cancelled(f"the copy to '{place.path}' was cancelled; begin it again to go on")
-            job = _native.start_copy(
+            job = engine_job.start_copy(
                 [
                     (
                         path,
@@ -260,17 +260,12 @@ class Copying:
                     for number, (path, file) in enumerate(batch)
                 ],
                 [(file.source, file.nbytes, None, None) for _, file in batch],
+                options,
                 source=source.root.engine,
                 root=storage.engine_of(place.path),
                 group=place.group,
-                mode=options.engine.write_mode,
-                read_mode=options.engine.read_mode,
-                block_bytes=options.engine.block_bytes,
-                depth=options.engine.depth,
-                threads=options.engine.threads,
                 readers=_READERS_OF_STORE if storage.is_in_store(source.root.path) else _READERS_OF_DISK,
-                staging_bytes=options.engine.staging_bytes,
-                throttle=self._bandwidth.path or options.engine.throttle_path,
+                throttle=self._bandwidth.path,
             )
             self._wait(job, source, done, total)
             done += sum(file.nbytes for _, file in batch)

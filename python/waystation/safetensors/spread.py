@@ -511,22 +511,16 @@ class _Copying:
     def _start(
         self, files: Sequence[tuple[PlannedPart, str]], options: Options, staging_bytes: int
     ) -> _native.Job:
-        engine = options.engine
-        return _native.start_copy(
+        return engine_job.start_copy(
             [
                 (path, file.header, np.array(file.extents(), np.int64), file.nbytes, None, None)
                 for file, path in files
             ],
             self._sources,
+            options,
             source=storage.engine_root(self._headers[0].source),
-            mode=engine.write_mode,
-            read_mode=engine.read_mode,
-            block_bytes=engine.block_bytes,
-            depth=engine.depth,
-            threads=engine.threads,
             readers=_READERS,
-            staging_bytes=engine.staging_bytes or staging_bytes,
-            throttle=engine.throttle_path,
+            staging_bytes=staging_bytes,
         )
 
 

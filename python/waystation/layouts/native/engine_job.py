@@ -18,6 +18,8 @@ HEARTBEAT_S = 10.0
 _log = logging.getLogger("waystation")
 
 FileRecord = tuple[str, bytes, int, Any]  # as `_native.start_write` takes them
+CopyRecord = tuple[str, bytes, Any, int, Any, int | None]  # as `_native.start_copy` does
+SourceRecord = tuple[str, int, Any, str | None]
 
 
 def run(
@@ -80,6 +82,40 @@ def start(
         first=first,
         throttle=engine.throttle_path,
         root=storage.engine_of(files[0][0]) if files else None,
+    )
+
+
+def start_copy(
+    files: Sequence[CopyRecord],
+    sources: Sequence[SourceRecord],
+    options: Options,
+    *,
+    source: Any,
+    readers: int,
+    root: _native.ObjectStore | None = None,
+    group: _native.SyncGroup | None = None,
+    staging_bytes: int | None = None,
+    throttle: str | None = None,
+) -> _native.Job:
+    """Starts to make files of others, as the options say.
+
+    The bound of memory counts where the options have none, a throttle in the place of theirs.
+    """
+    engine = options.engine
+    return _native.start_copy(
+        files,
+        sources,
+        source=source,
+        root=root,
+        group=group,
+        mode=engine.write_mode,
+        read_mode=engine.read_mode,
+        block_bytes=engine.block_bytes,
+        depth=engine.depth,
+        threads=engine.threads,
+        readers=readers,
+        staging_bytes=engine.staging_bytes or staging_bytes,
+        throttle=throttle or engine.throttle_path,
     )
 
 
