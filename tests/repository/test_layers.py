@@ -246,7 +246,7 @@ PATH_METHODS = {
 FILE_USERS = {
     "_ports.py": "which ports the system picks",
     "_processes.py": "processes, as the kernel shows them",
-    "cli/application.py": "completes paths in a shell, which imports nothing",
+    "cli/arguments.py": "completes paths in a shell, which imports nothing",
     "cli/commands/agent.py": "the directory of an agent",
     "cli/commands/doctor.py": "what the kernel offers",
     "cli/commands/program_show.py": "programs of the runtime",

@@ -8,7 +8,6 @@ text, so that help and completion stay quick.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +26,9 @@ from waystation.cli.arguments import (
     GroupByTopic,
     Storage,
     Traceback,
+    complete_path,
+    local_path,
+    place,
 )
 from waystation.cli.reporting import reporting
 
@@ -38,50 +40,6 @@ application = typer.Typer(
     rich_markup_mode=None,  # rich takes longer to import than everything else that help needs
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-def complete_path(incomplete: str) -> list[str]:
-    """Directories that begin with what has been typed; the shell takes one and asks again."""
-    head, tail = os.path.split(incomplete)
-    try:
-        with os.scandir(head or ".") as entries:
-            names = sorted(entry.name for entry in entries if entry.name.startswith(tail) and entry.is_dir())
-    except OSError:
-        return []
-    return [os.path.join(head, name) for name in names if tail or not name.startswith(".")]
-
-
-def local_path(given: str | Path) -> Path:
-    """A path as it was typed, or the default; `Path` alone would make a path of a URL."""
-    text = _given(os.fspath(given))
-    if "://" in text:
-        raise typer.BadParameter("this is a URL, and a path of a mounted file system is needed here")
-    return Path(text)
-
-
-def place(text: str) -> str:
-    """A path as it was typed, or the location that it is: without what may be a signature."""
-    text = _given(text)
-    if "://" not in text:
-        return os.fspath(Path(text))
-    return _located(text)
-
-
-def _given(text: str) -> str:
-    """What was typed, a URL of a file as the path that it stands for."""
-    if not text:
-        raise typer.BadParameter("this is empty; give a path ('.' is the working directory)")
-    return _located(text) if text.lower().startswith("file://") else text
-
-
-def _located(text: str) -> str:
-    from waystation import storage
-    from waystation.errors import InvalidInput
-
-    try:
-        return storage.located(text)
-    except InvalidInput as error:
-        raise typer.BadParameter(error.message) from None
 
 
 Checkpoint = Annotated[

@@ -1,4 +1,4 @@
-"""What all commands share: the options that each has, and how help lists them.
+"""What all commands share: the options that each has, how paths are typed, and how help lists commands.
 
 Help lists commands by topic, each with the whole first paragraph of its description. The topic is typer's
 `rich_help_panel`. Typer itself groups by it only with rich, which takes longer to import than everything else
@@ -8,6 +8,7 @@ that help needs.
 from __future__ import annotations
 
 import itertools
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -86,3 +87,47 @@ class GroupByTopic(TyperGroup):
         for topic, rows in topics.items():
             with formatter.section(topic):
                 formatter.write_dl(rows)
+
+
+def complete_path(incomplete: str) -> list[str]:
+    """Directories that begin with what has been typed; the shell takes one and asks again."""
+    head, tail = os.path.split(incomplete)
+    try:
+        with os.scandir(head or ".") as entries:
+            names = sorted(entry.name for entry in entries if entry.name.startswith(tail) and entry.is_dir())
+    except OSError:
+        return []
+    return [os.path.join(head, name) for name in names if tail or not name.startswith(".")]
+
+
+def local_path(given: str | Path) -> Path:
+    """A path as it was typed, or the default; `Path` alone would make a path of a URL."""
+    text = _given(os.fspath(given))
+    if "://" in text:
+        raise typer.BadParameter("this is a URL, and a path of a mounted file system is needed here")
+    return Path(text)
+
+
+def place(text: str) -> str:
+    """A path as it was typed, or the location that it is: without what may be a signature."""
+    text = _given(text)
+    if "://" not in text:
+        return os.fspath(Path(text))
+    return _located(text)
+
+
+def _given(text: str) -> str:
+    """What was typed, a URL of a file as the path that it stands for."""
+    if not text:
+        raise typer.BadParameter("this is empty; give a path ('.' is the working directory)")
+    return _located(text) if text.lower().startswith("file://") else text
+
+
+def _located(text: str) -> str:
+    from waystation import storage
+    from waystation.errors import InvalidInput
+
+    try:
+        return storage.located(text)
+    except InvalidInput as error:
+        raise typer.BadParameter(error.message) from None

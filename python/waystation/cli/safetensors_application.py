@@ -8,7 +8,15 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from waystation.cli.arguments import CHECKPOINTS, AsJson, GroupByTopic, Storage, Traceback
+from waystation.cli.arguments import (
+    CHECKPOINTS,
+    AsJson,
+    GroupByTopic,
+    Storage,
+    Traceback,
+    complete_path,
+    place,
+)
 from waystation.cli.reporting import reporting
 
 _COMMANDS = typer.Typer(cls=GroupByTopic, no_args_is_help=True, rich_markup_mode=None)
@@ -59,6 +67,8 @@ def _spread(
         typer.Argument(
             metavar="MODEL",
             help="A safetensors file, an index, their directory, or a location such as s3://bucket/model.",
+            parser=place,
+            autocompletion=complete_path,
         ),
     ],
     to: Annotated[
@@ -68,6 +78,7 @@ def _spread(
             metavar="FOLDER...",
             help="Two folders or more, one on each disk, such as /disk{1,2,3}/model. The first becomes the "
             "model: it must not exist yet, or be empty.",
+            autocompletion=complete_path,
         ),
     ],
     max_shard_bytes: Annotated[
