@@ -357,6 +357,8 @@ def test_a_directory_that_was_lost_or_restored_goes_on_with_its_remote(
             waystation.delete(tmp_path / "backup" / "2")
             mirror(tmp_path / "backup", new)
     shutil.rmtree(here)
+    if how == "lost":  # on another machine the path is the same, as a rule
+        new = here
     for step in (4, 5):  # opened twice: what was adopted stays
         save_in(new, {step: step}, Remote(there, keep=preservation_policies.LatestN(2)))
     assert values_in(there) == {"4": 4, "5": 5}
@@ -623,7 +625,8 @@ def test_two_programs_that_began_empty_replace_nothing_of_each_other(tmp_path: P
     first = opened(tmp_path / "first", Remote(there))
     first.save(1, state(1))
     first.wait()
-    second = opened(tmp_path / "second", Remote(there))  # goes on with it, as if a disk was lost
+    with pytest.warns(RemoteWarning, match=r"second' has no .* from '.*first' on .* the newest of step 1"):
+        second = opened(tmp_path / "second", Remote(there))  # goes on with it, as if a disk was lost
     assert tiers(second) == {1: ("remote",)}
     second.save(2, state(20))
     second.wait()
@@ -652,9 +655,69 @@ def test_what_another_directory_has_uploaded_is_replaced_where_that_is_asked_for
     with opened(tmp_path / "first", Remote(there)) as checkpointer:
         for step in (1, 2):
             checkpointer.save(step, state(step))
-    with pytest.warns(RemoteWarning, match="step 1 is not uploaded"):
+    with (
+        pytest.warns(RemoteWarning, match="goes on with"),
+        pytest.warns(RemoteWarning, match="step 1 is not"),
+    ):
         with_other_versions(tmp_path / "second", there)
     assert (saved_in(there, 1), saved_in(there, 2)) == (1, 20)
+
+
+def test_what_was_saved_again_is_never_loaded_in_an_earlier_version(tmp_path: Path, there: AnyPath) -> None:
+    """By a run that went back to step 1 on a new disk, whose versions of 2 and 3 do not come there."""
+    warnings.simplefilter("ignore", RemoteWarning)  # that they do not
+    here = tmp_path / "here"
+    save_in(here, {1: 1, 2: 2, 3: 3}, Remote(there))
+    shutil.rmtree(here)
+    with opened(here, Remote(there)) as checkpointer:
+        assert checkpointer.load(1)["step"] == 1
+        for step in (2, 3):
+            checkpointer.save(step, state(10 * step))
+        checkpointer.wait()
+        there_or_here = {1: ("remote",), 2: ("directory",), 3: ("directory",)}
+        assert tiers(checkpointer) == there_or_here
+    for file in part_of(here / "3").glob("*.safetensors"):
+        file.write_bytes(bytes(file.stat().st_size))
+    with opened(here, Remote(there)) as checkpointer:
+        assert tiers(checkpointer) == there_or_here
+        with pytest.raises(Corrupt):
+            checkpointer.load(3)
+        with pytest.warns(DamagedCheckpointWarning, match="an older one was loaded"):
+            assert checkpointer.load()["step"] == 20
+        checkpointer.save(4, state(4))
+        checkpointer.wait()
+        waystation.delete(here / "2")  # as another program may
+        checkpointer.reload()
+        with pytest.raises(StepNotFoundError):
+            checkpointer.load(2)
+        assert checkpointer.load(1)["step"] == 1
+    assert values_in(there) == {"1": 1, "2": 2, "3": 3, "4": 4}
+
+
+def test_an_earlier_version_goes_where_the_newer_one_was_collected_before_its_upload(
+    tmp_path: Path, there: AnyPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, go_on, begun = tmp_path / "here", threading.Event(), threading.Event()
+    save_in(here, {1: 1, 2: 2, 3: 3}, Remote(there))
+    run = remotes.Copying.run
+
+    def held_up(self: Any, *arguments: Any, **given: Any) -> Any:
+        begun.set()
+        assert go_on.wait(programs.HANG_S)
+        return run(self, *arguments, **given)
+
+    monkeypatch.setattr(remotes.Copying, "run", held_up)
+    with opened(here, Remote(there), n=1) as checkpointer:
+        for step in (2, 3):
+            checkpointer.save(step, state(10 * step), overwrite=True, force=True)
+            assert begun.wait(programs.HANG_S)
+        checkpointer.save(4, state(4))
+        assert tiers(checkpointer) == {1: ("remote",), 4: ("directory",)}
+        with pytest.raises(StepNotFoundError):
+            checkpointer.load(3)
+        go_on.set()
+        checkpointer.wait()
+    assert values_in(there) == {"1": 1, "4": 4}
 
 
 def test_copies_with_one_id_replace_nothing_of_each_other(tmp_path: Path, there: AnyPath) -> None:

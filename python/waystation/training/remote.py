@@ -180,6 +180,8 @@ class OpenRemote:
         self._overwritten: set[int] = set()  # by this program, as it has asked
         # The steps that this program has saved, in that order.
         self._saved: dict[int, int] = {}
+        # When the version of a step was committed that this program has saved, or the directory has.
+        self._versions: dict[int, int] = {}
         self._current: _Upload | None = None
         self._lease: tuple[int, contextlib.ExitStack] | None = None
         self._running: AsyncResponse[None] | None = None
@@ -228,6 +230,7 @@ class OpenRemote:
             self.place.catalogue.replace(Listing.decode(json.dumps(listed).encode()))
         if is_primary:
             self._upload_all(info.step for info in self._local.catalogue.committed())
+            self.tell()
 
     def _take_stock(self) -> bytes:
         self._is_listed = False
@@ -271,8 +274,25 @@ class OpenRemote:
             if not self._is_listed:
                 listing = Listing.read(self.place.root, self.place.name_format, with_records=True)
                 self._record.look(self._local.catalogue.committed())
-                self.place.catalogue.replace(self._that_counts(listing))
+                counts = self._that_counts(listing)
+                self._note_versions(counts.committed)
+                self.place.catalogue.replace(counts)
                 self._is_listed = True
+                self._note_sequence()
+
+    def _note_sequence(self) -> None:
+        """Has the program told that it goes on with the steps of another directory, as that may be the one of
+        another run."""
+        uploader, self._record.gone_on_from = self._record.gone_on_from, None
+        committed = self.place.catalogue.committed()
+        if uploader is not None and committed:
+            with self._lock:
+                self._notices.append(
+                    f"'{self._local.root}' has no checkpoints, and goes on with those in "
+                    f"'{self.place.root}', which were uploaded from {uploader}, the newest of step "
+                    f"{committed[-1].step}. If that is another run, give this one a remote and a new "
+                    "directory of its own"
+                )
 
     def _that_counts(self, listing: Listing) -> Listing:
         """What this sequence has uploaded, and what is the same as in the directory. All else would be taken
@@ -291,17 +311,42 @@ class OpenRemote:
         local = self._local.catalogue.find(info.step)
         if local is None or local.path.name != info.path.name:
             return False
+        return self._time_here(local) == info.commit_timestamp_nsecs
+
+    def _time_here(self, local: Info) -> int | None:
+        """When a checkpoint of the directory was committed; None where it does not say."""
         if local.commit_timestamp_nsecs is None:
             with contextlib.suppress(Corrupt):
                 local = described(local)
-        return local.commit_timestamp_nsecs == info.commit_timestamp_nsecs
+        return local.commit_timestamp_nsecs
+
+    def _note_versions(self, listed: Iterable[Info]) -> None:
+        """Notes which versions the directory has of the steps that were listed there. A version there that
+        has come since it was listed before was uploaded by another program of this sequence, and counts."""
+        for info in listed:
+            local, known = self._local.catalogue.find(info.step), self.place.catalogue.find(info.step)
+            time = None if local is None else self._time_here(local)
+            with self._lock:
+                if time is not None:
+                    self._versions[info.step] = time
+                elif local is None and known is not None and _time(known) != _time(info):
+                    self._versions.pop(info.step, None)
+
+    def _is_outdated(self, info: Info) -> bool:
+        """Whether a checkpoint there is another version of a step than the one that this program has saved,
+        or the directory has. It is never loaded in the place of that, be that damaged or collected."""
+        return self._versions.get(info.step, _time(info)) != _time(info) and _time(info) != 0
+
+    def current(self) -> list[Info]:
+        """The checkpoints that can be loaded from there, ascending, as far as this process knows."""
+        return [info for info in self.place.catalogue.committed() if not self._is_outdated(info)]
 
     def _encoded(self) -> bytes:
-        return Listing(self.place.catalogue.committed(), self.place.catalogue.damaged()).encode()
+        return Listing(self.current(), self.place.catalogue.damaged()).encode()
 
     def checkpoints(self) -> list[Info]:
-        """The checkpoints that are there, ascending, as far as this process knows."""
-        return [dataclasses.replace(info, tiers=(REMOTE,)) for info in self.place.catalogue.committed()]
+        """The same, as `Checkpointer.checkpoints` tells of them."""
+        return [dataclasses.replace(info, tiers=(REMOTE,)) for info in self.current()]
 
     # ---- uploading -------------------------------------------------------------------------------
 
@@ -312,8 +357,12 @@ class OpenRemote:
             step: The step.
             overwrite: Whether the program has asked for another version of the step to be replaced.
         """
+        info = self._local.catalogue.find(step)
+        time = None if info is None else self._time_here(info)
         with self._lock:
             self._saved[step] = next(self._requests)
+            if time is not None:
+                self._versions[step] = time
             if overwrite:
                 self._overwritten.add(step)
         self._upload_all([step])
@@ -393,9 +442,14 @@ class OpenRemote:
         if failure is not None:
             return failure
         try:
-            self._upload(upload)
+            try:
+                self._upload(upload)
+            except WaystationError as error:
+                if not (upload.is_withdrawn or self._is_without_use(upload.step, error)):
+                    raise
+                self._remove_outdated(upload)
         except WaystationError as error:
-            return None if upload.is_withdrawn or self._is_without_use(upload.step, error) else error
+            return error
         with self._lock:
             if self._failure is not None:
                 self._failure = self._untold = None
@@ -442,7 +496,10 @@ class OpenRemote:
 
     def _upload(self, upload: _Upload) -> None:
         info = self._local.catalogue.find(upload.step)
-        if info is None or not self._can_be_copied(info) or not self._is_wanted(info):
+        if info is not None and not self._can_be_copied(info):
+            return
+        if info is None or not self._is_wanted(info):
+            self._remove_outdated(upload)
             return
         upload.name = info.path.name
         source, target = os.fspath(info.path), self._target(upload.name)
@@ -462,6 +519,27 @@ class OpenRemote:
             with self._collector.chosen() as going:
                 self._collector.remove(going)
                 self._record.forget([other.path.name for other in going])
+
+    def _remove_outdated(self, upload: _Upload) -> None:
+        """Removes the version there of a step that was saved again, where the newer one never comes there: it
+        was collected here before, or the policy does not want it. A later program would load the older one
+        for it. What an upload would leave alone stays.
+        """
+        with self._changing:
+            local, there = self._local.catalogue.find(upload.step), self.place.catalogue.find(upload.step)
+            if upload.is_withdrawn or there is None or not self._is_outdated(there):
+                return
+            if local is not None and is_checkpoint(local.path) and self._is_wanted(local):
+                return
+            source = os.fspath(self._local.path_of(upload.step))
+            try:
+                self._require_replaceable(upload.step, source, os.fspath(there.path))
+                withdraw(os.fspath(there.path), created_ns=there.commit_timestamp_nsecs)
+            except (Conflict, NotFound) as error:
+                _log.info("'%s' stays, of which '%s' was another version: %s", there.path, source, error)
+                return
+            self.place.catalogue.drop([upload.step])
+            self._record.forget([there.path.name])
 
     def _is_begun(self, name: str, committed_ns: int) -> bool:
         """Whether the record has a step, but not this version, which is that of the directory: a program was
@@ -694,6 +772,8 @@ class OpenRemote:
                 self._withdraw(info)
                 self.place.catalogue.drop([step])
                 self._record.forget([info.path.name])
+                with self._lock:
+                    self._versions.pop(step, None)
         except BaseException:
             if was_waiting:
                 self._upload_all([step])

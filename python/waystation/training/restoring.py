@@ -61,11 +61,13 @@ class Restorer:
 
     Attributes:
         remote: Where steps are that the directory may not have, or not whole.
+        in_remote: The checkpoints that can be loaded from there, ascending.
     """
 
     def __init__(self, place: Place) -> None:
         self._place = place
         self.remote: Place | None = None
+        self.in_remote: Callable[[], list[Info]] = list
 
     def existing(self, step: int | None) -> Info:
         """The checkpoint of a step, or the newest.
@@ -107,7 +109,7 @@ class Restorer:
     def _committed(self) -> list[Info]:
         """What can be loaded, ascending; from the directory, if that has it."""
         found = self._place.catalogue.committed()
-        return found if self.remote is None else merged(found, self.remote.catalogue.committed(), preferred=0)
+        return found if self.remote is None else merged(found, self.in_remote(), preferred=0)
 
     def _of(self, info: Info) -> Place:
         """Where a checkpoint is."""
@@ -281,7 +283,7 @@ class Restorer:
         """Whether the remote has a step of the directory."""
         if self.remote is None or self._of(info) is self.remote:
             return False
-        return any(other.step == info.step for other in self.remote.catalogue.committed())
+        return any(other.step == info.step for other in self.in_remote())
 
     def _warn(self, passed: tuple[Info, ...], loaded: Info) -> None:
         if passed:

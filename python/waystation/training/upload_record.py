@@ -190,6 +190,10 @@ class UploadRecord:
     Args:
         local: The directory that steps are uploaded from.
         remote: Where to.
+
+    Attributes:
+        gone_on_from: The directory, and its machine, whose sequence an empty directory of another path goes
+            on with since the last look; None if that was not so.
     """
 
     def __init__(self, local: str, remote: str) -> None:
@@ -199,6 +203,7 @@ class UploadRecord:
         self._uploads: _Uploads | None = None
         self._gone: set[str] = set()
         self._has_begun = False  # to upload
+        self.gone_on_from: str | None = None
 
     @property
     def is_there(self) -> bool:
@@ -271,6 +276,10 @@ class UploadRecord:
         own = read_id(self._local)
         if own is None and (not present or any(_was_uploaded(info, uploads) for info in present)):
             own = write_id_once(self._local, uploads.sequence)
+            uploader = uploads.owner_name or uploads.origin
+            # The same path on a new disk, or on another machine, is a restart, as far as can be told.
+            if not present and not uploader.startswith(f"'{self._local}' on "):
+                self.gone_on_from = uploader
         if own != uploads.sequence:
             raise Conflict(
                 f"'{self._remote}' is the remote of another sequence of checkpoints, which was begun in "
