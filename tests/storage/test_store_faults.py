@@ -17,6 +17,7 @@ from tests.support.long import amount
 from tests.support.s3 import (
     ACCESS_KEY,
     FLIP,
+    FORBID,
     LOSE_ANSWER,
     PASS,
     REFUSE,
@@ -40,7 +41,7 @@ DEADLINE_S = 2.0
 # A call makes so many requests one after the other, each of which has the deadline.
 MOST_S = 30 * DEADLINE_S
 CALLS = 12
-FAULTS = (REFUSE, LOSE_ANSWER, TRUNCATE, SLOW, FLIP, STALE, *STATUSES, *STATUSES_AFTER)
+FAULTS = (REFUSE, FORBID, LOSE_ANSWER, TRUNCATE, SLOW, FLIP, STALE, *STATUSES, *STATUSES_AFTER)
 ABSENT = None
 
 

@@ -33,15 +33,16 @@ _numbers = itertools.count()
 # What becomes of a request: it is passed on, or its connection is closed before that, or before the answer,
 # or in the middle of it; the answer comes late, has a wrong bit, or, of a listing, is that of the request
 # before; or it is answered by one of the statuses, where the request was passed on before or not; or it is
-# answered that it is not allowed.
-PASS, REFUSE, LOSE_ANSWER, TRUNCATE, FORBID = "pass", "refuse", "lose answer", "truncate", "forbid"
+# answered that it is not allowed, or that it was signed by a clock that is wrong.
+PASS, REFUSE, LOSE_ANSWER, TRUNCATE, FORBID = "pass", "refuse", "lose answer", "truncate", "AccessDenied"
+SKEWED = "RequestTimeTooSkewed"
 SLOW, FLIP, STALE = "slow", "flip", "stale"
 STATUSES, STATUSES_AFTER = ("429", "500", "503"), ("500 after", "503 after")
 FULL = "507"  # there is no room for what is written
 SLOW_S = 0.2
 # What is answered only once whoever asked has given up, or a load without second requests would fail.
 STUCK, STUCK_S = "stuck", 20.0
-_FORBIDDEN = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+_FORBIDDEN = "<Error><Code>{code}</Code><Message>It is not allowed</Message></Error>"
 
 
 # Status, headers and body.
@@ -207,8 +208,8 @@ class Proxy:
             decision = self._on_request(len(self.requests))
             if decision == REFUSE:
                 return decision, None
-            if decision == FORBID:
-                return decision, (http.HTTPStatus.FORBIDDEN, [], _FORBIDDEN)
+            if decision in (FORBID, SKEWED):
+                return decision, (http.HTTPStatus.FORBIDDEN, [], _FORBIDDEN.format(code=decision).encode())
             if decision in (*STATUSES, FULL):
                 return decision, (int(decision), [], b"")
             answer = self.ask(method, path, headers, body)

@@ -288,6 +288,34 @@ def test_who_may_only_read_reads_without_a_lease(bucket: s3.Bucket, root: Locati
         assert steps_of(checkpointer) == [1]
 
 
+def test_a_removal_that_was_refused_is_tried_again_at_the_next_save(
+    bucket: s3.Bucket, root: Location, caplog: pytest.LogCaptureFixture
+) -> None:
+    may_remove = False
+
+    def forbid(number: int) -> str:
+        method, path = between.requests[number - 1]
+        is_of_step = "/run/0/" in path or (method == "POST" and "delete" in path)
+        return s3.FORBID if is_of_step and method not in ("GET", "HEAD") and not may_remove else s3.PASS
+
+    with keeper(root) as checkpointer:
+        checkpointer.save(0, state(0))
+    with (
+        s3.proxy(bucket.endpoint, forbid) as between,
+        s3.context(between.endpoint),
+        keeper(root) as checkpointer,
+    ):
+        for step in (1, 2):
+            checkpointer.save(step, state(step))
+        assert caplog.text.count("/run/0' could not be removed") == 1
+        assert steps_of(checkpointer) == [2]
+        assert "0" in names_in(root)
+        may_remove = True
+        checkpointer.save(3, state(3))
+    assert names_in(root) == ["3"]
+    assert of_step(bucket, 0) == []
+
+
 def test_a_reader_that_is_killed_holds_a_step_until_its_lease_has_run_out(
     bucket: s3.Bucket, root: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:

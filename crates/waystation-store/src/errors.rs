@@ -20,6 +20,9 @@ const MOST_CODE_BYTES: usize = 64;
 const REFUSALS: [&str; 5] =
     ["AccessDenied", "ExpiredToken", "InvalidToken", "TokenRefreshRequired", "AuthenticationFailed"];
 
+/// The code of a request that was signed at another time than now.
+const CLOCK_IS_WRONG: &str = "RequestTimeTooSkewed";
+
 /// Codes of stores that say that the request was signed for another region.
 const OTHER_REGION: [&str; 4] = [
     "AuthorizationHeaderMalformed",
@@ -153,10 +156,12 @@ fn other_region(action: &str, path: &Path) -> Error {
 /// Python knows by the number that the caller may not do this.
 fn refused(answer: &Answer, action: &str, path: &Path) -> Error {
     let code = answer.code.as_deref().map_or_else(String::new, |code| format!(" ({code})"));
-    let message = format!(
-        "could not {action}: the store refuses it{code}; check the credentials, what they allow, and the region"
-    );
-    denied(message, path)
+    let advice = if answer.code.as_deref() == Some(CLOCK_IS_WRONG) {
+        "the clock of this machine differs from that of the store by too much; set it right"
+    } else {
+        "check the credentials, what they allow, and the region"
+    };
+    denied(format!("could not {action}: the store refuses it{code}; {advice}"), path)
 }
 
 fn denied(message: String, path: &Path) -> Error {

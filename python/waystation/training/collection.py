@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any
 
 from waystation import _forks, storage
-from waystation._errors import Conflict, Corrupt, InvalidInput, WaystationError
+from waystation._errors import Conflict, Corrupt, InvalidInput, NotFound, WaystationError
 from waystation._options.in_effect import current_options
 from waystation.checkpoint.collect import remove_dead_in_store
 from waystation.checkpoint.delete import withdraw
@@ -31,6 +31,9 @@ from waystation.training.preservation_policies import PreservationContext, Prese
 from waystation.training.step_names import named_in
 
 _log = logging.getLogger("waystation")
+
+# Where nothing may be removed at all, each save tries this many again of all that should have gone.
+_TRIED_AGAIN = 8
 
 
 class Collector:
@@ -55,6 +58,9 @@ class Collector:
         self._leases = place.leases
         self._policy = policy
         self._deciding = threading.Lock()
+        # Those that are off the list and could not be removed, by name. Of a step that was saved again since,
+        # there is another version, which says itself whether it goes.
+        self._refused: dict[str, Info] = {}
         _forks.watch(self)
 
     def begin_in_child(self) -> None:
@@ -143,23 +149,52 @@ class Collector:
             return False
         return True
 
-    def remove(self, infos: Sequence[Info]) -> None:
+    def remove(self, infos: Sequence[Info]) -> list[Info]:
         """Removes checkpoints, and what earlier removals have not finished.
 
-        What cannot be removed stays, and is told in the log: no save fails by it.
+        What cannot be removed stays, and is told in the log: no save fails by it. The next calls try it again.
+
+        Returns:
+            Those that are not there any more.
         """
-        storage.side_by_side(self._place.root, self._remove, infos)
+        marks: list[contextlib.ExitStack] = []
+        try:
+            again = [info for info in self._refused_before() if self._condemn(info, marks)]
+            going = [*infos, *again]
+            gone = storage.side_by_side(self._place.root, self._remove, going)
+        finally:
+            storage.side_by_side(self._place.root, contextlib.ExitStack.close, marks)
         if infos:
             remove_remains(self._place)
+        return [info for info, is_gone in zip(going, gone, strict=True) if is_gone]
 
-    def _remove(self, info: Info) -> None:
+    def _refused_before(self) -> list[Info]:
+        """What could not be removed, and is tried again now."""
+        for name, info in [*self._refused.items()]:
+            if self._catalogue.is_known(info.step):
+                self._refused.pop(name, None)
+        return [*self._refused.values()][:_TRIED_AGAIN]
+
+    def _remove(self, info: Info) -> bool:
         # Of parts in local storage each has been committed by its own process, at its own time.
         is_shared = current_options().multiprocessing.primary_host is not None
         created_ns = info.commit_timestamp_nsecs if is_shared else None
+        name = info.path.name
         try:
             remove_step(self._place, info.path, created_ns=created_ns)
+        except (Conflict, NotFound) as error:  # somebody else has replaced or removed it
+            self._refused.pop(name, None)
+            _log.info("checkpoint '%s' was not removed: %s", info.path, error)
         except WaystationError as error:
-            _log.warning("checkpoint '%s' could not be removed: %s", info.path, error)
+            if name not in self._refused:
+                _log.warning("checkpoint '%s' could not be removed: %s", info.path, error)
+            self._refused.pop(name, None)
+            if created_ns is not None:  # by which it is told from a later version
+                self._refused[name] = info  # as the last one, so that others get their turn
+            return False
+        else:
+            self._refused.pop(name, None)
+        return True
 
 
 def remove_step(place: Place, path: storage.AnyPath, *, created_ns: int | None = None) -> None:

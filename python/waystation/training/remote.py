@@ -517,8 +517,8 @@ class OpenRemote:
                 return
             self.place.catalogue.commit(there)
             with self._collector.chosen() as going:
-                self._collector.remove(going)
-                self._record.forget([other.path.name for other in going])
+                gone = self._collector.remove(going)
+                self._record.forget([other.path.name for other in gone])
 
     def _remove_outdated(self, upload: _Upload) -> None:
         """Removes the version there of a step that was saved again, where the newer one never comes there: it

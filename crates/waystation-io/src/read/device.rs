@@ -259,6 +259,11 @@ impl<'a> Landing<'a> {
         self.arrivals.is_some() && self.copies.as_ref().is_none_or(|copies| copies.are_over())
     }
 
+    /// The first of the records that it has something of, if somebody waits for records.
+    pub fn first_record(&self) -> Option<usize> {
+        self.shares.iter().map(|share| share.record).min()
+    }
+
     /// Waits; returns the bytes that have reached their destinations.
     pub fn land(mut self) -> Result<u64> {
         if let Some(mut copies) = self.copies.take() {

@@ -8,7 +8,9 @@ use std::time::Duration;
 use crate::device_support::{Case, DEVICE, Fault, HostDevice, modes};
 use crate::read_support::{BLOCK, Memory};
 use waystation_io::Kind;
+use waystation_io::mode::Mode;
 use waystation_io::read::device::{Devices, Region};
+use waystation_io::ring::Ring;
 
 #[test]
 fn everything_arrives_though_copies_are_late() {
@@ -169,6 +171,27 @@ fn what_is_in_place_is_announced_though_later_copies_are_held() {
         }
         case.finish(job).unwrap();
     }
+}
+
+/// Copies end in another order than they were started, as those to several devices do; reads as well.
+#[test]
+fn what_is_in_place_is_announced_though_earlier_copies_are_held() {
+    if Ring::new(1).is_err() {
+        return;
+    }
+    let case = Case { announce: true, ..Case::new(40 * BLOCK) };
+    *case.log.held_from.lock().unwrap() = Some(case.at(38 * BLOCK) as u64);
+    // A record for each block, the last block first.
+    let record = |number| [0, ((39 - number) * BLOCK) as i64, BLOCK as i64, 0, case.at(number * BLOCK)];
+    let words: Vec<i64> = (0..40).flat_map(record).collect();
+    let job = case.start(&words, Some(Mode::DirectRing)).unwrap();
+    assert!(job.shared().wait_front(38, None));
+    assert_eq!(job.shared().front(), 38);
+    case.log.release();
+    assert!(job.shared().wait_front(40, None));
+    case.finish(job).unwrap();
+    let blocks = case.on_device()[..40 * BLOCK].chunks(BLOCK);
+    assert!(blocks.eq(case.content.chunks(BLOCK).rev()));
 }
 
 #[test]

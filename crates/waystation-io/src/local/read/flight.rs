@@ -201,9 +201,25 @@ impl<'a> Flight<'a> {
         }
     }
 
-    /// Waits for the oldest copies, and frees their slot.
+    /// Waits for copies, and frees their slot: for the oldest, which are over first, as a rule. Where somebody
+    /// waits for what is in place, for those that he waits for first, as reads end in any order, and copies to
+    /// several devices do.
     fn await_copies(&mut self) -> Result<()> {
-        if let Some((index, landing)) = self.landing.pop_front() {
+        if self.delivery.arrivals.is_none() {
+            return self.land_one(0);
+        }
+        let wanted = |&(index, ref landing): &(usize, Landing)| {
+            (landing.first_record(), self.slots[index].layout.unit().start)
+        };
+        let places = self.landing.iter().enumerate();
+        let first = places.min_by_key(|&(_, unit)| (!unit.1.is_expected(), wanted(unit)));
+        let place = first.map_or(0, |(place, _)| place);
+        self.land_one(place)
+    }
+
+    /// Waits for the copies at a place among those that are on their way, and frees their slot.
+    fn land_one(&mut self, place: usize) -> Result<()> {
+        if let Some((index, landing)) = self.landing.remove(place) {
             self.delivered_bytes += landing.land()?;
             self.free.push(index);
         }
@@ -252,8 +268,8 @@ impl<'a> Flight<'a> {
         if self.delivery.devices.is_none() {
             return self.await_copies();
         }
-        while self.landing.front().is_some_and(|(_, landing)| landing.is_expected()) {
-            self.await_copies()?;
+        while let Some(place) = self.landing.iter().position(|(_, landing)| landing.is_expected()) {
+            self.land_one(place)?;
         }
         Ok(())
     }
