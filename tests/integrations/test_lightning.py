@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,8 @@ import torch
 import waystation
 from waystation.integrations import dcp
 
-pytest.importorskip("pytorch_lightning")
 
-
+@pytest.mark.skipif(find_spec("pytorch_lightning") is None, reason="Lightning is not installed")
 def test_the_directory_of_a_first_checkpoint_is_there_for_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.support.long import only_long
-
-transformers: Any = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
 
 # What evaluations say after steps 1, 2, …: step 2 is the best, and the record of step 3 has to know it.
 LOSSES = [3.0, 1.0, 2.0, 4.0, 5.0, 6.0]
@@ -27,16 +25,18 @@ class Model(torch.nn.Module):
         return {"loss": -self.step.sum() + 0 * x.sum()}
 
 
-class Seen(transformers.TrainerCallback):  # type: ignore[misc] # not typed
-    """Writes down which model the callbacks find when training has ended, as those that publish it do."""
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
-        self.step = objects["model"].step.item()
-
-
-def trained(directory: Path, steps: int, limit: int | None, *, ours: bool) -> tuple[Any, Seen, set[str]]:
+def trained(directory: Path, steps: int, limit: int | None, *, ours: bool) -> tuple[Any, Any, set[str]]:
     """A run to a step, from where it was; what was seen at its end, and the steps that are there."""
+    # Within, as the import takes each process of the tests seconds.
+    import transformers
+
     from waystation.integrations.transformers import WaystationCallback
+
+    class Seen(transformers.TrainerCallback):  # type: ignore[misc] # not typed
+        """Writes down which model callbacks find when training has ended, as those that publish it do."""
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+            self.step = objects["model"].step.item()
 
     class Trainer(transformers.Trainer):  # type: ignore[misc] # not typed
         def evaluate(self, *args: Any, **more: Any) -> dict[str, float]:
@@ -77,6 +77,9 @@ def trained(directory: Path, steps: int, limit: int | None, *, ours: bool) -> tu
     return trainer, seen, {place.name.rpartition("-")[2] for place in places if place.name[0] != "."}
 
 
+@pytest.mark.skipif(
+    not all(map(find_spec, ("transformers", "accelerate"))), reason="transformers is not installed"
+)
 @pytest.mark.long
 @pytest.mark.parametrize("limit", [pytest.param(1, marks=only_long), 2, pytest.param(None, marks=only_long)])
 def test_the_best_model_is_kept_and_loaded_at_the_end(tmp_path: Path, limit: int | None) -> None:
