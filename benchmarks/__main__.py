@@ -10,13 +10,15 @@ from benchmarks.plan import DEFAULT_STATES, Selection
 from benchmarks.report import show
 from benchmarks.states import STATES
 from benchmarks.systems import SYSTEMS, USUAL_SYSTEMS
+from benchmarks.systems.limit import Limit
 from benchmarks.worker import OPERATIONS
 
 
 def main() -> None:
     arguments = _parse()
     console = wide_console()
-    selection = Selection(arguments.states, arguments.systems, arguments.operations)
+    ways = None if arguments.limit_ways is None else frozenset(arguments.limit_ways)
+    selection = Selection(arguments.states, arguments.systems, arguments.operations, ways)
     document = measured(arguments, selection, "all", console)
     show(document, console)
     if arguments.charts is not None:
@@ -28,6 +30,13 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--states", nargs="+", choices=STATES, default=DEFAULT_STATES, metavar="STATE")
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=USUAL_SYSTEMS, metavar="SYSTEM")
     parser.add_argument("--operations", nargs="+", choices=OPERATIONS, default=OPERATIONS, metavar="NAME")
+    parser.add_argument(
+        "--limit-ways",
+        nargs="+",
+        choices=sorted({*Limit.save_ways, *Limit.load_ways}),
+        metavar="WAY",
+        help="the raw loops to try, by the names in the tables (default: all, which takes most of the time)",
+    )
     add_charts_argument(parser)
     return parser.parse_args()
 
