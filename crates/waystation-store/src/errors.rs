@@ -159,7 +159,7 @@ fn refused(answer: &Answer, action: &str, path: &Path) -> Error {
     let advice = if answer.code.as_deref() == Some(CLOCK_IS_WRONG) {
         "the clock of this machine differs from that of the store by too much; set it right"
     } else {
-        "check the credentials, what they allow, and the region"
+        "check the credentials, what they allow, the region, and the clock of this machine"
     };
     denied(format!("could not {action}: the store refuses it{code}; {advice}"), path)
 }
