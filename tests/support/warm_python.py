@@ -30,6 +30,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 import traceback
 import types
 from collections.abc import Sequence
@@ -69,7 +70,11 @@ def _started(arguments: Sequence[str] | None) -> str:
     server = context.Process(target=_serve, args=(str(address), there, arguments))
     server.start()
     there.close()
-    assert life.poll(HANG_S), "the server of programs does not start"
+    # It imports all tests, which takes minutes where they are compiled for the first time on a busy machine.
+    until_s = time.monotonic() + 5 * HANG_S
+    while not life.poll(0.1):
+        assert server.is_alive(), "the server of programs has died"
+        assert time.monotonic() < until_s, "the server of programs does not start"
     life.recv()
 
     def end() -> None:
