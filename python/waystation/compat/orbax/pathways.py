@@ -3,7 +3,7 @@
 from typing import Any, NoReturn
 
 from waystation._errors import Unsupported
-from waystation.options import CheckpointingImpl
+from waystation._options import CheckpointingImpl
 
 __all__ = ["CheckpointingImpl", "register_type_handlers"]
 
