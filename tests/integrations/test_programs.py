@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import re
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -179,3 +180,54 @@ def test_a_strategy_of_lightning_that_calls_dcp_goes_on(tmp_path: Path) -> None:
     with started(script, 2, [str(tmp_path / "ours"), "8"], tmp_path) as programs:
         assert line_of(programs) == ["step", "4"]
         assert digest_of(programs) == expected
+
+
+# ---- FSDP2 inside of a library -----------------------------------------------------------------
+
+SHARDED = [
+    ("accelerated.py", "fsdp", ("epoch", "2")),
+    pytest.param("trainer.py", "fsdp", ("step", "5"), marks=only_long),
+    pytest.param("trainer.py", "loading", ("step", "5"), marks=only_long),
+]
+
+
+def told(programs: Programs, last: tuple[str, ...] = ("digest",)) -> dict[tuple[str, ...], str]:
+    """The digests that a program tells on its way, until one of them."""
+    found: dict[tuple[str, ...], str] = {}
+    while last not in found:
+        *words, digest = line_of(programs)
+        if words and words[0] in ("loaded", "epoch", "step", "digest"):
+            found[tuple(words)] = digest
+    return found
+
+
+@pytest.mark.parametrize(("name", "mode", "kill_after"), SHARDED)
+@pytest.mark.long
+def test_a_model_that_a_library_shards_is_killed_and_resumed(
+    tmp_path: Path, name: str, mode: str, kill_after: tuple[str, ...]
+) -> None:
+    """In the same number of processes, to the bits of the library's own run; then on in other numbers."""
+    for module in ("accelerate", "transformers") if name == "trainer.py" else ("accelerate",):
+        pytest.importorskip(module)
+    with started(PROGRAMS / name, 2, [str(tmp_path / "theirs"), "8", mode], tmp_path) as programs:
+        expected = told(programs)
+        programs.values()
+    script, directory = changed(name, tmp_path), str(tmp_path / "ours")
+    with started(script, 2, [directory, "8", mode], tmp_path) as programs:
+        told(programs, kill_after)
+        programs.signal(1)  # while a save is under way, perhaps
+    with started(script, 2, [directory, "8", mode], tmp_path) as programs:
+        resumed = told(programs)
+        programs.values()
+    (word, step), digest = next(iter(resumed.items()))
+    assert int(step) > 0, "it has resumed"
+    assert digest == expected["epoch" if word == "loaded" else word, step], "it was loaded as it was"
+    assert resumed["digest",] == expected["digest",]
+    for count in (3, 1)[: amount(1, 2)]:
+        copy = shutil.copytree(tmp_path / "ours", tmp_path / f"on {count}")
+        with started(script, count, [str(copy), "10", mode], tmp_path) as programs:
+            elsewhere = told(programs)
+            programs.values()
+        (word, step), digest = next(iter(elsewhere.items()))
+        assert step == ("4" if word == "loaded" else "8")
+        assert digest == expected["digest",]

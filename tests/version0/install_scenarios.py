@@ -39,3 +39,23 @@ def imports(place: Place) -> dict[str, Any]:
         "refused": refused,
         "spec": None if spec is None else spec.name,
     }
+
+
+def imports_of_version_1(place: Place) -> dict[str, Any]:
+    del place
+    import waystation.compat.orbax
+
+    waystation.compat.orbax.install(version_1_only=True)
+    package: Any = importlib.import_module("orbax.checkpoint")
+    twice = ""
+    try:
+        waystation.compat.orbax.install()
+    except ValueError as error:
+        twice = type(error).__name__
+    return {
+        "v1": package.v1.__name__,
+        "below": importlib.import_module("orbax.checkpoint.experimental.v1.training").__name__,
+        "package": package.CheckpointManager.__module__.startswith("orbax."),
+        "more": importlib.import_module("orbax.checkpoint.experimental.emergency").__name__,
+        "twice": twice,
+    }

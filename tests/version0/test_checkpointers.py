@@ -21,7 +21,7 @@ from tests.version0.pair import LIBRARIES, assert_same, kinds_of, outcome, state
 
 import waystation
 import waystation.compat.orbax as ours
-from waystation.errors import Corrupt, InvalidInput, LossyCast, Unsupported
+from waystation.errors import Corrupt, InvalidInput, LossyCast, StructureMismatch, Unsupported
 
 both = pytest.mark.parametrize("library", LIBRARIES.values(), ids=LIBRARIES)
 
@@ -644,3 +644,145 @@ def test_a_handler_without_registered_arguments_gets_what_is_passed(library: Any
             found = manager.restore(0)
             assert (found["text"], found["state"]) == ("ab", {"n": 1})
             assert manager.restore(0, {"text": None}, {"text": {"times": 2}})["text"] == "abab"
+
+
+# ---- leaves and containers that few programs have ----------------------------------------------
+
+
+@dataclasses.dataclass
+class Plain:
+    """A dataclass that JAX does not know."""
+
+    w: Any
+    step: Any
+
+
+@pytest.mark.parametrize(
+    "scalar", [np.float64(1.5), np.float32(0.1), np.int64(7), np.uint8(3), np.str_("ü")], ids=repr
+)
+def test_scalars_of_numpy_are_python_s_in_a_tree(scalar: Any, tmp_path: Path) -> None:
+    found = []
+    for name, library in LIBRARIES.items():
+        with library.PyTreeCheckpointer() as checkpointer:
+            checkpointer.save(tmp_path / name, {"a": scalar, "b": np.ones(2)})
+    for name in LIBRARIES:
+        for library in LIBRARIES.values():
+            with library.PyTreeCheckpointer() as checkpointer:
+                found += [
+                    checkpointer.restore(tmp_path / name),
+                    checkpointer.restore(tmp_path / name, {"a": 0, "b": 0}),
+                ]
+    for restored in found:
+        assert type(restored["a"]) is type(scalar.item())
+        assert_same(restored, found[0], "restored")
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.int64])
+@pytest.mark.parametrize("saved", [3, np.array(3), jnp.int32(3)], ids=["number", "numpy", "jax"])
+def test_scalars_of_numpy_are_restored_where_they_are_asked_for(
+    saved: Any, kind: Any, tmp_path: Path
+) -> None:
+    with theirs.PyTreeCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "c", {"a": saved})
+    found = []
+    for library in LIBRARIES.values():
+        with library.PyTreeCheckpointer() as checkpointer:
+            own = {"a": library.RestoreArgs(restore_type=kind)}
+            found.append(checkpointer.restore(tmp_path / "c", restore_args=own)["a"])
+    assert {type(each) for each in found} == {kind}
+    assert found[0] == found[1]
+
+
+SAVED = {"a": np.arange(3), "b": {"c": np.ones(2), "d": 5}, "e": [np.zeros(1), {"x": 1}], "n": None, "z": {}}
+PARTS: dict[str, Any] = {
+    "everything": None,
+    "none for a leaf": {"a": None, "b": {"c": 0, "d": None}},
+    "none for a container": {"a": 0, "b": None},
+    "none in a list": {"e": [None, {"x": 0}]},
+    "none for what is not there": {"a": 0, "new": None},
+    "an empty dict for a leaf": {"a": {}, "b": {"d": 0}},
+    "an empty dict for an empty one": {"a": 0, "n": {}, "z": {}},
+    "an empty dict for what is not there": {"a": 0, "new": {}},
+    "a leaf that is not there": {"a": 0, "new": 7, "b": {"more": np.ones(1)}},
+    "a leaf for what is none": {"a": 0, "n": 0, "z": 0},
+    "only what is not there": {"new": {"x": 1}},
+}
+
+
+@pytest.mark.parametrize("has_args", [False, True])
+@pytest.mark.parametrize("item", PARTS.values(), ids=PARTS)
+@pytest.mark.share(2)
+def test_a_part_is_restored_alike(item: Any, has_args: bool, tmp_path: Path) -> None:
+    with theirs.PyTreeCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "c", SAVED)
+    found = []
+    for library in (ours, theirs):
+        own = jax.tree.map(lambda _, library=library: library.RestoreArgs(), item) if has_args else None
+        args = library.args.PyTreeRestore(item=item, restore_args=own, partial_restore=True)
+        with library.PyTreeCheckpointer() as checkpointer:
+            found.append(checkpointer.restore(tmp_path / "c", args=args))
+    assert_same(*found, "restored")
+    assert jax.tree.structure(found[0]) == jax.tree.structure(found[1])
+
+
+def test_what_a_part_asks_of_containers(tmp_path: Path) -> None:
+    """Genuine Orbax refuses both of these."""
+    with theirs.PyTreeCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "c", SAVED)
+    with ours.PyTreeCheckpointer() as checkpointer:
+        for item in ({}, {"b": {}, "e": []}, {"e": None}):
+            args = ours.args.PyTreeRestore(item=item, partial_restore=True)
+            assert checkpointer.restore(tmp_path / "c", args=args) == item
+        for item in ({"b": 0}, {"a": {"x": 0}}):
+            args = ours.args.PyTreeRestore(item=item, partial_restore=True)
+            with pytest.raises(StructureMismatch):
+                checkpointer.restore(tmp_path / "c", args=args)
+        with pytest.raises(StructureMismatch, match="n"):
+            checkpointer.restore(tmp_path / "c", {**SAVED, "n": 0})
+
+
+@pytest.mark.parametrize("kind", ["Standard", "PyTree"])
+@pytest.mark.parametrize("within", [False, True])
+def test_dataclasses_that_jax_does_not_know(kind: str, within: bool, tmp_path: Path) -> None:
+    def made(w: Any, step: Any) -> Any:
+        plain = Plain(w, step)
+        return {"p": plain, "more": 1} if within else plain
+
+    for library in (theirs, ours):
+        with getattr(library, f"{kind}Checkpointer")() as checkpointer:
+            saving = outcome(
+                lambda checkpointer=checkpointer: checkpointer.save(tmp_path / "c", made(np.ones(3), 7))  # type: ignore[misc]
+            )
+            if library is theirs:
+                assert isinstance(saving.error, ValueError)
+                continue
+            assert saving.error is None, saving
+            checkpointer.wait_until_finished() if kind == "Standard" else None
+            bare = checkpointer.restore(tmp_path / "c")
+            like = checkpointer.restore(tmp_path / "c", made(np.zeros(3), 0))
+    assert (bare["p"] if within else bare)["step"] == 7
+    own = like["p"] if within else like
+    assert isinstance(own, Plain)
+    assert own.step == 7
+    np.testing.assert_array_equal(own.w, np.ones(3))
+
+
+@pytest.mark.parametrize("kind", ["Standard", "PyTree"])
+def test_keys_of_several_types_in_one_dict(kind: str, tmp_path: Path) -> None:
+    item = {"m": {3: 1, "b": np.ones(2)}}
+    for library in (theirs, ours):
+        with getattr(library, f"{kind}Checkpointer")() as checkpointer:
+            saving = outcome(
+                lambda checkpointer=checkpointer: checkpointer.save(tmp_path / "c", item)  # type: ignore[misc]
+            )
+            if library is theirs:
+                assert isinstance(saving.error, ValueError)
+                continue
+            assert saving.error is None, saving
+            checkpointer.wait_until_finished() if kind == "Standard" else None
+            bare = checkpointer.restore(tmp_path / "c")
+            with pytest.raises(InvalidInput, match="keys of one type"):
+                checkpointer.restore(tmp_path / "c", item)
+    assert list(bare["m"]) == ["3", "b"]
+    with ours.PyTreeCheckpointer() as checkpointer, pytest.raises(InvalidInput, match="rename one"):
+        checkpointer.save(tmp_path / "same", {"1": 1, 1: 2})

@@ -23,8 +23,8 @@ def test_what_is_imported_already_is_not_replaced() -> None:
 
 
 def test_a_name_that_is_not_here_says_why() -> None:
-    with pytest.raises(AttributeError, match="Pathways"):
-        _ = waystation.compat.orbax.pathways
+    with pytest.raises(AttributeError, match="engine"):
+        _ = waystation.compat.orbax.serialization
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         _ = waystation.compat.orbax.nonsense
     assert waystation.compat.orbax.v1 is waystation
@@ -44,6 +44,21 @@ def test_the_programs_own_imports_give_this_package(tmp_path: Any) -> None:
         "grain": True,
         "refused": "ModuleNotFoundError",
         "spec": "waystation.compat.orbax.args",
+    }
+
+
+def test_version_1_alone_is_replaced_where_a_program_needs_more_of_orbax(tmp_path: Any) -> None:
+    from tests.version0 import install_scenarios
+
+    scenario = install_scenarios.imports_of_version_1
+    with running(scenario, count=1, framework="torch", directory=tmp_path) as programs:
+        (found,) = programs.values()
+    assert found == {
+        "v1": "waystation",
+        "below": "waystation.training",
+        "package": True,
+        "more": "orbax.checkpoint.experimental.emergency",
+        "twice": "InvalidInput",
     }
 
 

@@ -37,7 +37,8 @@ MODULES = [
         "logging",
         "metadata",
     ),
-    *("multihost", "options", "path.step", "test_utils", "transform_utils", "tree", "type_handlers", "utils"),
+    *("multihost", "options", "path.step", "pathways", "test_utils", "transform_utils", "tree"),
+    *("type_handlers", "utils"),
 ]
 
 

@@ -10,14 +10,32 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from waystation._errors import InvalidInput
+
 tree_map = jax.tree.map
 tree_leaves = jax.tree.leaves
 flatten = jax.tree_util.tree_flatten
 unflatten = jax.tree_util.tree_unflatten
-flatten_with_path = jax.tree_util.tree_flatten_with_path
 
 Array = jax.Array
 ShapeDtypeStruct = jax.ShapeDtypeStruct
+
+
+def flatten_with_path(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
+    """A tree's leaves with the keys of JAX along their paths, and its structure.
+
+    Raises:
+        InvalidInput: JAX cannot bring the keys of a dict into an order.
+    """
+    try:
+        return jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
+    except ValueError as error:
+        if "pytree dictionary keys" not in str(error):
+            raise
+        raise InvalidInput(
+            "a dict has keys of types that do not compare, such as int and str, which JAX cannot order; give "
+            "it keys of one type, or restore without a tree to restore into: all keys are text then"
+        ) from error
 
 
 def is_key_array(value: Any) -> bool:

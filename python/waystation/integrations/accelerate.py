@@ -4,11 +4,15 @@
 They stand in the place of `accelerator.save_state(path)` and `accelerator.load_state(path)`, and save the
 same: models, optimizers, schedulers, the loss scale, what `register_for_checkpointing` was given, and of each
 process the generators of random numbers and stateful data loaders. Models and moments are saved as they are
-sharded and load in any number of processes. Invariant: everything of a checkpoint is committed in one act.
+sharded, by FSDP2 too, and load in any number of processes.
+
+Invariants: everything of a checkpoint is committed in one act; what Accelerate does not keep where this
+module looks for it is an error, and nothing is left out of a checkpoint.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 from concurrent.futures import Future
 from typing import Any
@@ -32,7 +36,8 @@ def save_state(accelerator: Any, path: str | os.PathLike[str]) -> None:
         path: The directory or location of the checkpoint; one of Waystation that is there is replaced.
 
     Raises:
-        Unsupported: DeepSpeed or Megatron-LM keep the models.
+        Unsupported: DeepSpeed or Megatron-LM keep the models, or this release of Accelerate keeps what it
+            has prepared elsewhere than the known ones.
         WaystationError: As `waystation.save` raises it.
     """
     dcp.save(_saved(accelerator), checkpoint_id=path)
@@ -103,20 +108,32 @@ def _modules(accelerator: Any) -> tuple[torch.nn.Module, list[torch.optim.Optimi
             f"{kind} keeps models in a form of its own, which only its own functions save; call "
             "accelerator.save_state and accelerator.load_state"
         )
-    models = torch.nn.ModuleDict({str(number): model for number, model in enumerate(accelerator._models)})
-    return models, [optimizer.optimizer for optimizer in accelerator._optimizers]
+    prepared = enumerate(_kept(accelerator, "models"))
+    models = torch.nn.ModuleDict({str(number): model for number, model in prepared})
+    return models, [optimizer.optimizer for optimizer in _kept(accelerator, "optimizers")]
 
 
 def _others(accelerator: Any) -> dict[str, list[Any]]:
     """What has a `state_dict()`, and is the same in all processes."""
     return {
-        "schedulers": accelerator._schedulers,
-        "registered": accelerator._custom_objects,
+        "schedulers": _kept(accelerator, "schedulers"),
+        "registered": _kept(accelerator, "custom_objects"),
         "scalers": [] if accelerator.scaler is None else [accelerator.scaler],
     }
 
 
 def _stateful_loaders(accelerator: Any) -> list[Any]:
-    return [
-        loader for loader in accelerator._dataloaders if getattr(loader, "use_stateful_dataloader", False)
-    ]
+    loaders = _kept(accelerator, "dataloaders")
+    return [loader for loader in loaders if getattr(loader, "use_stateful_dataloader", False)]
+
+
+def _kept(accelerator: Any, kind: str) -> list[Any]:
+    """What `prepare` or `register_for_checkpointing` keeps of a kind, which has no public name."""
+    kept = getattr(accelerator, f"_{kind}", None)
+    if not isinstance(kept, list):
+        release, what = importlib.metadata.version("accelerate"), kind.replace("_", " ")
+        raise Unsupported(
+            f"accelerate {release} keeps no list of its {what} as Accelerator._{kind}, which releases 1.10 "
+            "to 1.15 do; use one of these, or save state dicts by waystation.integrations.dcp"
+        )
+    return kept

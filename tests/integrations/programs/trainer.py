@@ -1,4 +1,8 @@
-"""Trains a small language model by the Trainer of transformers, which resumes where it was."""
+"""Trains a small language model by the Trainer of transformers, which resumes where it was.
+
+A third argument has the model sharded by FSDP2: `fsdp` by the Trainer's own option, `loading` as transformers
+shards a model that it loads.
+"""
 
 # ruff: noqa: T201 - it tells what it does
 import hashlib
@@ -6,10 +10,16 @@ import os
 import sys
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from accelerate import DistributedType, PartialState
+from accelerate.utils import FullyShardedDataParallelPlugin
+from torch.distributed.tensor import DTensor
+from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback, TrainingArguments
+from transformers import Trainer as GenuineTrainer
+from transformers.distributed import DistributedConfig
 from transformers.trainer_utils import get_last_checkpoint
 
 directory, steps = sys.argv[1], int(sys.argv[2])
+sharded = sys.argv[3] if len(sys.argv) > 3 else None
 torch.manual_seed(0)
 model = LlamaForCausalLM(
     LlamaConfig(
@@ -21,6 +31,11 @@ model = LlamaForCausalLM(
         attention_dropout=0.1,
     )
 )
+if sharded == "loading":
+    start = os.path.join(directory, f"start-{os.environ['RANK']}")
+    model.save_pretrained(start)
+    processes = DistributedConfig(fsdp_size=int(os.environ["WORLD_SIZE"]))
+    model = LlamaForCausalLM.from_pretrained(start, distributed_config=processes, attn_implementation="eager")
 
 
 class Data(torch.utils.data.Dataset):
@@ -33,8 +48,37 @@ class Data(torch.utils.data.Dataset):
 
 
 class Teller(TrainerCallback):
-    def on_step_begin(self, args, state, control, **kwargs):
-        print("step", state.global_step, flush=True)
+    def on_step_begin(self, args, state, control, model, **kwargs):
+        is_sharded = sharded == "fsdp" or (sharded and args.world_size > 1)
+        assert not is_sharded or all(isinstance(parameter, DTensor) for parameter in model.parameters())
+        print("step", state.global_step, digest(), flush=True)
+
+
+class Trainer(GenuineTrainer):
+    def create_accelerator_and_postprocess(self):
+        super().create_accelerator_and_postprocess()
+        if self.args.fsdp and not self.is_fsdp_enabled:
+            # On CPUs Accelerate passes over the plugin without a word, and would train by DDP.
+            for state in (PartialState(), self.accelerator.state):
+                state.distributed_type = DistributedType.FSDP
+                state.fsdp_plugin = FullyShardedDataParallelPlugin(**self.args.fsdp_plugin_args)
+            self.is_fsdp_enabled = True
+
+
+def digest():
+    """What tells the parameters, moments and losses from others, whatever devices hold them."""
+    tensors = trainer.model.state_dict() | {
+        f"{number}.{name}": value
+        for number, moments in trainer.optimizer.state_dict()["state"].items()
+        for name, value in moments.items()
+    }
+    losses = [entry.get("loss") for entry in trainer.state.log_history if "loss" in entry]
+    found = hashlib.sha256(repr(losses).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        found.update(whole.numpy().tobytes())
+    return found.hexdigest()
 
 
 arguments = TrainingArguments(
@@ -46,6 +90,9 @@ arguments = TrainingArguments(
     save_steps=2,
     save_total_limit=2,
     logging_steps=1,
+    fsdp=sharded == "fsdp",
+    fsdp_config={"state_dict_type": "SHARDED_STATE_DICT"} if sharded == "fsdp" else None,
+    save_only_model=sharded == "loading",  # of such a model the Trainer itself saves no more
     use_cpu=True,
     ddp_backend="gloo" if "RANK" in os.environ else None,
     report_to=[],
@@ -53,11 +100,4 @@ arguments = TrainingArguments(
 )
 trainer = Trainer(model, arguments, train_dataset=Data(), callbacks=[Teller()])
 trainer.train(resume_from_checkpoint=os.path.isdir(directory) and get_last_checkpoint(directory))
-state = model.state_dict() | {
-    f"{number}.{name}": value
-    for number, moments in trainer.optimizer.state_dict()["state"].items()
-    for name, value in moments.items()
-}
-losses = [entry.get("loss") for entry in trainer.state.log_history if "loss" in entry]
-data = b"".join(state[name].numpy().tobytes() for name in sorted(state)) + repr(losses).encode()
-print("digest", hashlib.sha256(data).hexdigest(), flush=True)
+print("digest", digest(), flush=True)

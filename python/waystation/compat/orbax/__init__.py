@@ -2,7 +2,7 @@
 
 A program that imports `orbax.checkpoint` needs no change but one call before that import:
 `waystation.compat.orbax.install()`. Checkpoints are in Orbax's layout, which Orbax reads, unless
-`set_layout("native")` says otherwise. `docs/orbax.md` lists what differs.
+`set_layout("native")` says otherwise. `docs/orbax-version-0.md` lists what differs.
 """
 
 from waystation.compat.orbax import (
@@ -21,6 +21,7 @@ from waystation.compat.orbax import (
     multihost,
     options,
     path,
+    pathways,
     step,
     test_utils,
     transform_utils,
@@ -117,6 +118,7 @@ __all__ = [
     "multihost",
     "options",
     "path",
+    "pathways",
     "set_layout",
     "step",
     "test_utils",

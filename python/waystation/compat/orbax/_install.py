@@ -2,7 +2,7 @@
 
 A finder at the front of the import system answers for `orbax.checkpoint` and what is below it, and for
 nothing else; so a library that imports it gets the same. Invariant: Orbax itself is then not imported in this
-process.
+process, unless version 1 alone is replaced. Then all else of it is imported as ever.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ REFUSED = {
     "aggregate_handlers": "nothing is stored in such files any more",
     "msgpack_utils": "nothing is stored in such files any more; flax.serialization has the same functions",
     "serialization": "arrays are written and read by Waystation's engine, not by TensorStore",
-    "pathways": "programs on Pathways are not served by this version",
     "experimental": "only experimental.v1 is here, which is the package waystation itself",
     "testing": "these are Orbax's own benchmarks",
 }
-_OF_VERSION_1 = {"v1", "experimental.v1"}
+_OF_VERSION_1 = ("v1", "experimental.v1")
 
 
 def refused(name: str) -> object:
@@ -47,9 +46,15 @@ def refused(name: str) -> object:
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Answers for `orbax.checkpoint`."""
+    """Answers for `orbax.checkpoint`.
 
-    def __init__(self) -> None:
+    Args:
+        version_1_only: Answer for version 1 and nothing else.
+    """
+
+    def __init__(self, version_1_only: bool) -> None:
+        self.version_1_only = version_1_only
+        self.roots = [f"{_NAME}.{root}" for root in _OF_VERSION_1] if version_1_only else [_NAME]
         self._specs: dict[str, importlib.machinery.ModuleSpec] = {}
 
     def _imported(self, name: str) -> types.ModuleType:
@@ -63,7 +68,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """See `importlib.abc.MetaPathFinder`."""
-        if fullname != _NAME and not fullname.startswith(f"{_NAME}."):
+        if not any(fullname == root or fullname.startswith(f"{root}.") for root in self.roots):
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
@@ -102,24 +107,31 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             module.__spec__ = own
 
 
-def install(layout: Literal["orbax", "native"] = "orbax") -> None:
+def install(layout: Literal["orbax", "native"] = "orbax", *, version_1_only: bool = False) -> None:
     """Puts this package in the place of `orbax.checkpoint`, for all imports of the program from now on.
 
     Args:
-        layout: In which layout checkpoints are saved: `orbax`, or `native`, Waystation's own.
+        layout: In which layout version 0 saves checkpoints: `orbax`, or `native`, Waystation's own.
+        version_1_only: Replace `orbax.checkpoint.v1` alone, for programs that save by version 1 and import
+            parts of Orbax beside it that are not here, such as MaxText.
 
     Raises:
-        InvalidInput: Orbax itself has been imported already.
+        InvalidInput: What is to be replaced has been imported already, or was replaced in another way before.
     """
     set_layout(layout)
-    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        return
-    if _NAME in sys.modules:
-        raise InvalidInput(
-            "orbax.checkpoint has been imported already; call waystation.compat.orbax.install() before the "
-            "program, or a library that it uses (flax, grain), imports it"
-        )
-    sys.meta_path.insert(0, _Finder())
+    for finder in sys.meta_path:
+        if isinstance(finder, _Finder):
+            if finder.version_1_only != version_1_only:
+                raise InvalidInput("install() was called before, with another version_1_only; call it once")
+            return
+    replaced = _Finder(version_1_only)
+    for name in replaced.roots:
+        if name in sys.modules:
+            raise InvalidInput(
+                f"{name} has been imported already; call waystation.compat.orbax.install() before the "
+                "program, or a library that it uses (flax, grain), imports it"
+            )
+    sys.meta_path.insert(0, replaced)
     if "orbax" not in sys.modules and importlib.util.find_spec("orbax") is None:
         parent = types.ModuleType("orbax")
         parent.__path__ = []

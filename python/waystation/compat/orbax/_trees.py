@@ -37,6 +37,7 @@ from waystation.compat.orbax.type_handlers import ArrayRestoreArgs, RestoreArgs,
 from waystation.frameworks import jax_version0 as jax
 from waystation.layouts.orbax import names
 from waystation.layouts.orbax.tree_metadata import TreeMetadata as StoredMetadata
+from waystation.tree import flatten, unflatten
 
 _LIMIT_BYTES = 4 << 30
 _SCALARS = (bool, int, float, complex, str, bytes)
@@ -119,6 +120,14 @@ class _Loaded:
     def stored_leaves(self) -> Named:
         """Its leaves."""
         return named(self.stored)
+
+
+def names_of(path: Sequence[Any]) -> tuple[str, ...]:
+    """The names along a path of this library's keys, as text."""
+    return tuple(
+        str(next(getattr(key, each) for each in ("key", "name", "index") if hasattr(key, each)))
+        for key in path
+    )
 
 
 def named(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Named:
@@ -241,16 +250,39 @@ class _ByLeaves(_Loaded):
         pairs, structure = jax.flatten_with_path(containers, is_leaf=is_empty_node)
         stored = self.stored_leaves()
         self._require_args(pairs, restore_args, stored)
+        kept = self._not_loaded(pairs, stored) if args.partial_restore else {}
         leaves = []
-        for path, value in pairs:
+        for number, (path, value) in enumerate(pairs):
             name = str_keypath(path)
-            known = _found(stored, name)
-            if value is ... or is_empty_node(value):
+            if number in kept:
+                leaves.append(...)
+            elif value is ... or is_empty_node(value):
                 leaves.append(value)
             else:
-                leaves.append(abstract_leaf(known, restore_args.get(name)))
+                leaves.append(_abstract_of(value, name, stored, restore_args))
         changes = [_partial] if args.partial_restore else []
-        return self.load(jax.unflatten(structure, leaves), *changes, *self._padding(restore_args))
+        loaded = self.load(jax.unflatten(structure, leaves), *changes, *self._padding(restore_args))
+        if not kept:
+            return loaded
+        values = [value for _, value in jax.flatten_with_path(loaded, is_leaf=is_empty_node)[0]]
+        return jax.unflatten(structure, [kept.get(number, value) for number, value in enumerate(values)])
+
+    def _not_loaded(self, pairs: Any, stored: Named) -> dict[int, Any]:
+        """What of a partial restore comes of no array, by the numbers of leaves.
+
+        None and empty containers ask for nothing of what is there. What the checkpoint lacks stays as it is.
+        Where it has one of these itself, the leaf becomes that.
+        """
+        containers = {name[:depth] for name in stored for depth in range(len(name))}
+        kept = {}
+        for number, (path, value) in enumerate(pairs):
+            name = str_keypath(path)
+            known = _found(stored, name)
+            if is_empty_node(value) or (known is _NOTHING and name not in containers):
+                kept[number] = value
+            elif is_empty_node(known):
+                kept[number] = known
+        return kept
 
     def _padding(self, restore_args: Named) -> list[Callable[[Context], None]]:
         """What lets arrays be cut or filled, if arguments ask for it."""
@@ -348,6 +380,18 @@ def _sharding_of(own: Any) -> Any:
     return sharding.to_jax_sharding() if hasattr(sharding, "to_jax_sharding") else sharding
 
 
+def _abstract_of(value: Any, name: tuple[str, ...], stored: Named, restore_args: Named) -> Any:
+    """What to ask for in the place of a leaf of JAX, which may be a container that JAX does not know."""
+    leaves, structure = flatten(value)
+    if len(leaves) == 1 and leaves[0] is value:
+        return abstract_leaf(_found(stored, name), restore_args.get(name))
+    inner = [(*name, *names_of(path)) for path in structure.key_paths()]
+    own = restore_args.get(name)
+    return unflatten(
+        structure, [abstract_leaf(_found(stored, each), restore_args.get(each, own)) for each in inner]
+    )
+
+
 def abstract_leaf(known: Any, own: Any) -> Any:
     """The abstract leaf that `RestoreArgs` ask for, of a stored one.
 
@@ -355,8 +399,8 @@ def abstract_leaf(known: Any, own: Any) -> Any:
         known: The stored one; something else where there is none.
         own: The arguments; None for what is stored.
     """
-    if known is _NOTHING:
-        return HostArray((), np.float32)  # the load will say that it is not there
+    if known is _NOTHING or is_empty_node(known):
+        return HostArray((), np.float32)  # the load will say that it is not there, or what is
     kind = None if own is None else own.restore_type
     dtype = None if own is None else own.dtype
     if isinstance(known, str) or known is str:
@@ -387,10 +431,28 @@ def abstract_leaf(known: Any, own: Any) -> Any:
         )
     if kind in _SCALARS:
         return kind
+    if isinstance(kind, type) and issubclass(kind, np.number | np.bool):
+        return kind(0)
     return HostArray(stored_shape, dtype or stored_dtype)
 
 
 # ---- saving ------------------------------------------------------------------------------------
+
+_SIMPLE = "biufcU"  # kinds of NumPy's scalars that Python has
+
+
+def with_python_scalars(item: Any) -> Any:
+    """A tree with Python's numbers and text for scalars of NumPy, as which Orbax restores them."""
+    leaves, structure = flatten(item)
+    if not any(isinstance(leaf, np.generic) for leaf in leaves):
+        return item
+    return unflatten(
+        structure,
+        [
+            leaf.item() if isinstance(leaf, np.generic) and leaf.dtype.kind in _SIMPLE else leaf
+            for leaf in leaves
+        ],
+    )
 
 
 def storage_options(states: Mapping[str, tuple[Any, Any]]) -> Callable[[Context], None] | None:

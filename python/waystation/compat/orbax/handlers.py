@@ -41,6 +41,7 @@ from waystation.compat.orbax.options import (
 )
 from waystation.compat.orbax.type_handlers import GLOBAL, apply_types
 from waystation.frameworks import jax_version0 as jax
+from waystation.tree import flatten
 
 ArrayRestoreArgs = args_lib.ArrayRestore
 ArraySaveArgs = args_lib.ArraySave
@@ -141,12 +142,12 @@ class _TreeHandler(AsyncCheckpointHandler):
         apply_types(GLOBAL if self._types is None else self._types, context)
 
     def check(self, args: Any) -> Any:
-        """The tree that arguments of a save have.
+        """The tree that arguments of a save have, as it is to be stored.
 
         Raises:
             ValueError: They have none that can be saved.
         """
-        return args.item
+        return _trees.with_python_scalars(args.item)
 
     async def async_save(
         self, directory: Any, item: Any = None, save_args: Any = None, args: Any = None
@@ -345,15 +346,16 @@ class StandardCheckpointHandler(_TreeHandler):
         item = args.item
         if item is None:
             raise InvalidInput("StandardSave needs a tree to save, not None")
-        if not isinstance(item, dict | list | tuple) and _is_one_leaf(item):
+        if _is_one_leaf(item):
             raise InvalidInput(
                 f"StandardSave saves trees, not a single {type(item).__name__}; use ArraySave for one array"
             )
-        strings = [path for path, value in _trees.named(item).items() if isinstance(value, str)]
+        leaves, structure = flatten(item)
+        strings = [number for number, leaf in enumerate(leaves) if isinstance(leaf, str)]
         if strings:
+            place = ".".join(_trees.names_of(structure.key_paths()[strings[0]]))
             raise InvalidInput(
-                f"StandardSave saves arrays and numbers, and '{'.'.join(strings[0])}' is a string; use "
-                "PyTreeSave"
+                f"StandardSave saves arrays and numbers, and '{place}' is a string; use PyTreeSave"
             )
         return item
 
@@ -371,7 +373,7 @@ class StandardCheckpointHandler(_TreeHandler):
 
 
 def _is_one_leaf(item: Any) -> bool:
-    leaves = jax.tree_leaves(item)
+    leaves, _ = flatten(item)
     return len(leaves) == 1 and leaves[0] is item
 
 
