@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import re
 import sys
 import traceback as tracebacks
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 
 import typer
 
-from waystation.cli.formatting import plain
+from waystation.cli.formatting import plain, without_number
 from waystation.cli.output import Output
 
 FAILED = 2
@@ -33,8 +32,6 @@ _OPTIONS = {
     "max_file_bytes": "--max-shard-bytes",
 }
 
-# What the engine adds to the text of an error of the system. People need the text.
-_OS_ERROR_NUMBER = re.compile(r" \(os error \d+\)")
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -126,7 +123,7 @@ def told_of(error: Exception, *, verifies: bool = False) -> Told:
 
 
 def _told(kind: str, message: str, context: dict[str, Any], hint: str | None) -> Told:
-    message = _OS_ERROR_NUMBER.sub("", message)
+    message = without_number(message)
     return Told(kind, message, context, None if "waystation" in message or "; " in message else hint)
 
 

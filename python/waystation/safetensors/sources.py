@@ -210,7 +210,12 @@ def _in_directory(directory: str) -> tuple[list[str], Index | None]:
         )
     foreign = described(directory)
     raise NotFound(
-        f"there is no safetensors file in '{directory}'" + (f", which is {foreign}" if foreign else ""),
+        f"there is no safetensors file in '{directory}'"
+        + (
+            f", which is {foreign}"
+            if foreign
+            else "; give the directory of a model, its index, or one of its files"
+        ),
         path=directory,
     )
 

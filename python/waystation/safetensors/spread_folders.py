@@ -188,8 +188,8 @@ class Folders:
                 found = storage.status(file, follow_links=False)
                 if found is not None and key_of(found.identity) not in known:
                     raise Conflict(
-                        f"'{file}' is there, and no part of a model at '{self.place}'; give a folder of its "
-                        "own, or, if no model uses the file any more, remove it",
+                        f"'{file}' is in the way: it is no part of a model at '{self.place}'; give another "
+                        "folder, or remove the file if no model uses it any more",
                         path=file,
                     )
 

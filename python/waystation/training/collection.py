@@ -152,7 +152,8 @@ class Collector:
     def remove(self, infos: Sequence[Info]) -> list[Info]:
         """Removes checkpoints, and what earlier removals have not finished.
 
-        What cannot be removed stays, and is told in the log: no save fails by it. The next calls try it again.
+        What cannot be removed stays, and is told in the log: no save fails by it. The next calls try it
+        again.
 
         Returns:
             Those that are not there any more.

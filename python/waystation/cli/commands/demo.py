@@ -19,7 +19,7 @@ FAILED_CLAIM = 1
 def run(output: Output, output_path: Path, *, memory: bool, runtime: bool, quick: bool) -> None:
     """Runs it, or that of the memory tier or the runtime; exits with 1 if a claim does not hold."""
     if memory and runtime:
-        raise InvalidInput("give one of --memory and --runtime: each is a demonstration of its own")
+        raise InvalidInput("give only one of --memory and --runtime: each is a demonstration of its own")
     console = Console(quiet=True) if output.as_json else output.console
     tell = memory_tier.run if memory else runtime_demo.run if runtime else run_demo
     try:

@@ -107,7 +107,9 @@ def agents_of(request: Request) -> list[Agent]:
     """
     given = [request.directory is not None, bool(request.metrics), request.hosts is not None]
     if sum(given) > 1:
-        raise InvalidInput("give one of --directory, --metrics and --hosts: each says which agents are meant")
+        raise InvalidInput(
+            "give only one of --directory, --metrics and --hosts: each says which agents are meant"
+        )
     if request.hosts is not None:
         return in_file(request.hosts, request.metrics_port)
     if request.metrics:

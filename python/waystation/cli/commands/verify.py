@@ -48,11 +48,13 @@ def _targets(directory: str) -> tuple[list[str], list[str]]:
     parent = storage.resolved(storage.located(directory))
     if not storage.is_directory(parent):
         raise NotFound(f"there is no directory '{parent}'", path=parent)
-    targets, others = checkpoints_in(parent)
-    if not targets and not others:
+    found = checkpoints_in(parent)
+    for _, error in found.closed:  # it may be a checkpoint, which would not be verified
+        raise error
+    if not found.own and not found.orbax:
         raise NotFound(f"there are no checkpoints in '{parent}'", path=parent)
-    summed = [other for other in others if had_checksums(other)]
-    return targets + summed, [other for other in others if other not in summed]
+    summed = [other for other in found.orbax if had_checksums(other)]
+    return found.own + summed, [other for other in found.orbax if other not in summed]
 
 
 def _document(outcome: Verification) -> dict[str, Any]:
