@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from waystation import storage
-from waystation._errors import InvalidInput, NotFound, PermissionDenied
+from waystation._errors import InvalidInput, NotDirectory, NotFound, PermissionDenied
 from waystation.checkpoint.paths import PathLike, is_native_checkpoint
 from waystation.layouts.native import in_store, names, orphans
 from waystation.layouts.orbax import in_store as orbax_in_store
@@ -158,6 +158,10 @@ def _places(parent: str) -> Iterator[str]:
         found = storage.entries(parent)
     except NotFound as error:
         raise NotFound(f"there is no directory '{parent}'", path=parent) from error
+    except NotDirectory as error:
+        raise NotDirectory(
+            f"'{parent}' is a file; give a directory that holds checkpoints", path=parent
+        ) from error
     children = [os.path.join(parent, entry.name) for entry in found if entry.kind == "directory"]
     yield parent
     if storage.of(parent).renames is None:

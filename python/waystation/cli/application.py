@@ -32,7 +32,7 @@ from waystation.cli.arguments import (
 )
 from waystation.cli.reporting import reporting
 
-application = typer.Typer(
+application: typer.Typer = typer.Typer(
     name="waystation",
     cls=GroupByTopic,
     no_args_is_help=True,

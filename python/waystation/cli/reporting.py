@@ -33,6 +33,16 @@ _OPTIONS = {
 }
 
 
+# How the message about a directory of checkpoints ends, and how it does of a command that takes them all.
+_OF_ONE = "; give the path of one"
+_OF_ALL = "; give the path of one, or --all to verify each"
+
+_UNREACHABLE = "the store cannot be reached"
+_HINT_OF_STORES = (
+    "check the network, and the address of the store: --storage aws_endpoint=URL or AWS_ENDPOINT, where it "
+    "is not that of Amazon"
+)
+
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # What to try next, by kind, where the message of the error itself does not say.
@@ -111,6 +121,10 @@ def told_of(error: Exception, *, verifies: bool = False) -> Told:
     if isinstance(error, WaystationError):
         hint = None if verifies and error.kind == "Corrupt" else _HINTS.get(error.kind)
         message = error.message
+        if verifies:
+            message = message.removesuffix(_OF_ONE) + (_OF_ALL if message.endswith(_OF_ONE) else "")
+        if _UNREACHABLE in message:
+            hint = _HINT_OF_STORES
         for argument, option in _OPTIONS.items():
             message = message.replace(argument, option)
         return _told(error.kind, message, _shown_context(error), hint)

@@ -205,7 +205,8 @@ def _in_directory(directory: str) -> tuple[list[str], Index | None]:
     if checkpoint is not None:
         raise NotFound(
             f"there is no safetensors file in '{directory}', which is (in) a checkpoint; "
-            f"waystation.load('{checkpoint}') reads that",
+            f"waystation.load('{checkpoint}') reads that, and 'waystation export' makes safetensors files "
+            "of it",
             path=directory,
         )
     foreign = described(directory)

@@ -20,6 +20,8 @@ def run(output: Output, output_path: Path, *, memory: bool, runtime: bool, quick
     """Runs it, or that of the memory tier or the runtime; exits with 1 if a claim does not hold."""
     if memory and runtime:
         raise InvalidInput("give only one of --memory and --runtime: each is a demonstration of its own")
+    if output_path.exists() and not output_path.is_dir():
+        raise InvalidInput(f"'{output_path}' is a file; give a directory with --output, or leave it out")
     console = Console(quiet=True) if output.as_json else output.console
     tell = memory_tier.run if memory else runtime_demo.run if runtime else run_demo
     try:

@@ -356,7 +356,7 @@ def _look_at(agent: Agent) -> View:
                 (label,) = sample.labels.values()
                 numbers.setdefault(name, {})[label] = sample.value
     except WaystationError as error:
-        return View(agent.name, error.message)
+        return View(agent.name, formatting.without_number(error.message))
     if agent.counts_this and "processes" in numbers:
         numbers["processes"] -= 1
     return View(about.get("host") or agent.name, None, numbers, about)
@@ -370,8 +370,10 @@ def _fetch(host: str, port: int) -> str:
         answer = connection.getresponse()
         content = answer.read(_MOST_BYTES)
     except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise Unavailable(
-            f"no agent answers at {_joined(host, port)}: {str(error) or type(error).__name__}"
+            f"no agent answers at {_joined(host, port)}: {reason}; start one with 'waystation agent run "
+            f"--metrics {_joined(host, port)} …', or see whether its host runs"
         ) from None
     finally:
         connection.close()
