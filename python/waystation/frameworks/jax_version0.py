@@ -10,11 +10,11 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-tree_map = jax.tree.map
-tree_leaves = jax.tree.leaves
-flatten = jax.tree_util.tree_flatten
-unflatten = jax.tree_util.tree_unflatten
-flatten_with_path = jax.tree_util.tree_flatten_with_path
+tree_map: Callable[..., Any] = jax.tree.map
+tree_leaves: Callable[..., list[Any]] = jax.tree.leaves
+flatten: Callable[..., tuple[list[Any], Any]] = jax.tree_util.tree_flatten
+unflatten: Callable[[Any, Iterable[Any]], Any] = jax.tree_util.tree_unflatten
+flatten_with_path: Callable[..., tuple[list[tuple[Any, Any]], Any]] = jax.tree_util.tree_flatten_with_path
 
 Array = jax.Array
 ShapeDtypeStruct = jax.ShapeDtypeStruct

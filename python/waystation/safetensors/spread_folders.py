@@ -83,7 +83,7 @@ class Folders:
         self._relative_links = relative_links
         first = storage.status(paths[0], follow_links=False)
         is_link = first is not None and first.kind == "link"
-        self.paths = [storage.resolved(paths[0]) if is_link else paths[0], *paths[1:]]
+        self.paths: list[str] = [storage.resolved(paths[0]) if is_link else paths[0], *paths[1:]]
         self._check_paths()
         self._remove_dead()
         self._earlier = self._check_first()

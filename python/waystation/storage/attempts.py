@@ -110,11 +110,11 @@ class Attempt:
         self.target = target
         self._owner = _forks.Owner()
         self._renewal: weakref.finalize[..., Attempt] | None = None
-        self.id = new_attempt_id(transaction)
+        self.id: str = new_attempt_id(transaction)
         parent, name = os.path.split(target)
         self.parent = parent
-        self.created_parents = _make_parents(parent, permission_mode)
-        self.path = os.path.join(parent, names.attempt(name, self.id))
+        self.created_parents: list[str] = _make_parents(parent, permission_mode)
+        self.path: str = os.path.join(parent, names.attempt(name, self.id))
         try:
             self._create(permission_mode)
         except OSError as error:

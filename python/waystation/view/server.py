@@ -273,7 +273,7 @@ class Window:
     ) -> None:
         port = listener.getsockname()[1]
         token = secrets.token_urlsafe(_TOKEN_BYTES)
-        self.url = f"http://{ADDRESS}:{port}/{token}/"
+        self.url: str = f"http://{ADDRESS}:{port}/{token}/"
         self._listener = listener
         self._answers = _Answers(sources, documents, watches=watches)
         guarded = _Guard(self._answers.application(), token, port)
