@@ -4,8 +4,10 @@
 
 1. the wheel holds the extension and the agent, both stripped, the packages beside the library, and the
    licences;
-2. the extras name distributions that the registry has (pip resolves `[all]` without installing it);
-3. the wheel, and a wheel that pip builds from the sdist, each install into a fresh environment. There a
+2. pyright knows the types of all that the wheel exports (`--verifytypes`), beside the packages of the
+   environment that this runs in;
+3. the extras name distributions that the registry has (pip resolves `[all]` without installing it);
+4. the wheel, and a wheel that pip builds from the sdist, each install into a fresh environment. There a
    program saves and loads, the command line reads the checkpoint, and two emulated hosts keep a state in
    memory.
 
@@ -19,6 +21,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import zipfile
 from collections.abc import Mapping
@@ -29,6 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 EXTENSION = "waystation/_native.abi3.so"
 BESIDE = ("waystation_demo/train.py", "waystation_launch/launch.py")
 LEAST_LICENSE_BYTES = 50_000
+PYRIGHT = "pyright[nodejs]>=1.1.400"  # with the Node.js of PyPI; what it runs comes from npm
 
 SAVE_AND_LOAD = """
 import numpy, waystation
@@ -68,6 +72,7 @@ def main() -> None:
     (wheel,), (source,) = directory.glob("waystation-*.whl"), directory.glob("waystation-*.tar.gz")
     check_content(wheel)
     with tempfile.TemporaryDirectory() as place:
+        check_types(wheel, Path(place))
         first = fresh_environment(Path(place) / "wheel")
         run([first / "python", "-m", "pip", "install", "--quiet", "--dry-run", f"{wheel}[all]"])
         for package, environment in ((wheel, first), (source, None)):
@@ -92,6 +97,38 @@ def check_content(wheel: Path) -> None:
         (licenses,) = [name for name in entries if name.endswith("/THIRD-PARTY-LICENSES.txt")]
         if entries[licenses].file_size < LEAST_LICENSE_BYTES:
             raise SystemExit(f"{wheel.name}: {licenses} is too short to hold the licences of all crates")
+
+
+def check_types(wheel: Path, place: Path) -> None:
+    """Checks that the checkers of those who use the wheel know the types of all that it exports."""
+    programs = fresh_environment(place / "types")
+    pip = [programs / "python", "-m", "pip", "install", "--quiet"]
+    run([*pip, "--no-deps", wheel])
+    run([*pip, PYRIGHT])
+    (site,) = (place / "types").glob("lib/python*/site-packages")
+    (site / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")  # JAX, torch and the like
+    if unknown := untyped(programs, place):
+        raise SystemExit(
+            f"{wheel.name}: pyright does not know all of the types of {len(unknown)} names; give them "
+            f"annotations: {', '.join(unknown[:20])}"
+        )
+
+
+def untyped(programs: Path, place: Path) -> list[str]:
+    """The names of the package whose types pyright knows in part, or not at all."""
+    command = [programs / "pyright", "--verifytypes", "waystation", "--ignoreexternal", "--outputjson"]
+    say(" ".join(map(str, command)))
+    # It asks the Python on PATH where packages are; of one that it is told it finds none here.
+    environment = {**os.environ, "PATH": os.pathsep.join([str(programs), os.environ["PATH"]])}
+    done = subprocess.run(command, cwd=place, env=environment, stdout=subprocess.PIPE, check=False, text=True)
+    try:
+        found = json.loads(done.stdout)["typeCompleteness"]
+    except (ValueError, KeyError):
+        raise SystemExit(f"pyright did not check the types: {done.stdout[:2000]}") from None
+    if not found.get("pyTypedPath"):
+        raise SystemExit(f"pyright does not find the package, or its py.typed: {done.stdout[:2000]}")
+    symbols = found["symbols"]
+    return [each["name"] for each in symbols if not each["isTypeKnown"] or each["isTypeAmbiguous"]]
 
 
 def fresh_environment(path: Path) -> Path:

@@ -289,7 +289,11 @@ class HostAgent:
             slots *= self._membership.copies
         slot_bytes = (bytes_of(self._memory) - _STORE_BYTES) // slots // _SLOT_STEP_BYTES * _SLOT_STEP_BYTES
         if slot_bytes < 2 * _SLOT_STEP_BYTES:
-            raise InvalidInput(f"--agent-memory {self._memory} is too little for {slots} slots; give more")
+            least = slots * 2 * _SLOT_STEP_BYTES + _STORE_BYTES
+            raise InvalidInput(
+                f"--agent-memory {self._memory} is too little for the {slots} slots that {self._versions} "
+                f"versions need; give {-(-least >> 20)}MiB or more"
+            )
         return slots, slot_bytes
 
     @property

@@ -254,12 +254,15 @@ def _hosts(request: Request) -> _Hosts | None:
     if request.hosts is None:
         if _names_one_of_several(request):
             raise InvalidInput(
-                "--host, --secret-file and --tls-… are of several hosts; list them, --hosts FILE"
+                "--host, --secret-file and --tls-… are for a program on several hosts; list the hosts in a "
+                "file, and give that as --hosts FILE"
             )
         return None
     if request.hosts.isdecimal():
         if request.agent is None:
-            raise InvalidInput("hosts are emulated together with their agents; give their directory, --agent")
+            raise InvalidInput(
+                "emulated hosts have agents; give a directory for the agents, such as --agent /dev/shm/agents"
+            )
         if _names_one_of_several(request):
             raise InvalidInput(
                 "hosts that are emulated have their own names and secret, and no certificates; "
@@ -273,8 +276,9 @@ def _hosts(request: Request) -> _Hosts | None:
     listed = read_hosts(path)
     if request.host is None or (request.secret_file is None) != (request.agent is None):
         raise InvalidInput(
-            "say which host this is, --host NAME, and with --agent where the secret of the agents is, "
-            f"--secret-file FILE; '{path}' has the hosts {', '.join(host.name for host in listed)}"
+            "--hosts FILE needs --host NAME, the name of this host in the file, and together with --agent "
+            "also --secret-file FILE, the secret of the agents; "
+            f"'{path}' has the hosts {', '.join(host.name for host in listed)}"
         )
     own = index_of(listed, request.host, path)
     secret = None if request.secret_file is None else Path(os.path.abspath(request.secret_file))
@@ -301,7 +305,10 @@ def _agents(request: Request, hosts: _Hosts | None, tell: Tell) -> list[HostAgen
     """The agents of the hosts whose processes this launch starts."""
     if request.agent is None:
         if request.agent_memory is not None:
-            raise InvalidInput("--agent-memory says what an agent may take; give its directory, --agent")
+            raise InvalidInput(
+                "--agent-memory limits an agent, and no agent is asked for; give its directory, such as "
+                "--agent /dev/shm/agent"
+            )
         return []
 
     def agent_of(directory: Path, membership: Membership | None) -> HostAgent:
@@ -319,7 +326,11 @@ def _agents(request: Request, hosts: _Hosts | None, tell: Tell) -> list[HostAgen
     if hosts is None:
         return [agent_of(request.agent, None)]
     if not 1 <= request.copies <= len(hosts.listed):
-        raise InvalidInput(f"--copies {request.copies}: there are {len(hosts.listed)} hosts to keep them")
+        count = len(hosts.listed)
+        raise InvalidInput(
+            f"--copies {request.copies}: each copy needs a host of its own, and there are {count}; give "
+            f"{count} or fewer"
+        )
     assert hosts.secret_path is not None, "it is there if there are agents"
     names = tuple(host.name for host in hosts.listed)
     agents = []

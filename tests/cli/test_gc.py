@@ -68,7 +68,7 @@ def test_where_nobody_can_be_asked_nothing_is_removed(runs: Path, script, dead_a
     for options in ([], ["--json"]):
         outcome = script("gc", runs, *options)
         assert outcome.code == 2
-        assert "give --yes to remove them, or --dry-run" in outcome.err
+        assert "give --yes to remove what it finds, or --dry-run" in outcome.err
         assert dead.exists()
 
 

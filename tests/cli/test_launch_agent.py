@@ -214,7 +214,7 @@ def test_a_second_launch_is_refused_while_the_first_one_lives(store: Path, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--agent-memory", "1GiB"], "give its directory, --agent"),
+        (["--agent-memory", "1GiB"], "give its directory, such as --agent /dev/shm/agent"),
         (["--agent", "{store}"], "--agent-memory 8GiB"),
         (["--agent", "{store}", "--agent-memory", "much"], "'much' is no number of bytes"),
         (["--agent", "{store}", "--agent-memory", "2MiB"], "too little for 3 slots"),

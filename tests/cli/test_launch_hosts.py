@@ -133,13 +133,13 @@ def test_hosts_are_emulated_with_addresses_and_a_secret_of_their_own(tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--host", "a"], "list them, --hosts FILE"),
-        (["--tls-key", "key"], "list them, --hosts FILE"),
+        (["--host", "a"], "give that as --hosts FILE"),
+        (["--tls-key", "key"], "give that as --hosts FILE"),
         (
             ["--hosts", "hosts.json", "--host", "b", "--agent", "d", "--secret-file", "s", "--tls-key", "k"],
             "all three",
         ),
-        (["--hosts", "3"], "give their directory, --agent"),
+        (["--hosts", "3"], "such as --agent /dev/shm/agents"),
         (["--hosts", "3", "--host", "a", "--agent", "agents"], "give the number alone"),
         (["--hosts", "hosts.json", "--agent", "agents"], "has the hosts a, b"),
         (["--hosts", "none.json", "--agent", "agents"], "none.json"),
@@ -149,9 +149,9 @@ def test_hosts_are_emulated_with_addresses_and_a_secret_of_their_own(tmp_path: P
         ),
         (
             ["--hosts", "hosts.json", "--host", "b", "--secret-file", "s", "--agent", "d", "--copies", "3"],
-            "there are 2 hosts to keep them",
+            "there are 2; give 2 or fewer",
         ),
-        (["--hosts", "3", "--agent", "agents", "--copies", "4"], "there are 3 hosts to keep them"),
+        (["--hosts", "3", "--agent", "agents", "--copies", "4"], "there are 3; give 3 or fewer"),
         (["--hosts", "3", "--agent", "agents"], "--agent-memory 8GiB"),
         (["--hosts", "3", "--agent", "agents", "--agent-memory", "2MiB"], "too little for 6 slots"),
     ],

@@ -1,10 +1,12 @@
 """`waystation ls`: checkpoints in order, and saves that did not end."""
 
+import json
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.programs import without_privileges
 
 import waystation
 from waystation.storage.attempts import Attempt
@@ -106,3 +108,39 @@ def test_a_checkpoint_without_its_record_is_damaged(runs: Path, script) -> None:
     assert "step_9: 1 damage" in outcome.out
     assert "step_10: intact" in outcome.out
     assert outcome.code == 1
+
+
+def test_directories_that_cannot_be_read_stand_beside_the_others(tmp_path: Path) -> None:
+    """`lost+found` is in the directory where a file system is mounted, and belongs to root."""
+    runs = tmp_path / "runs"
+    waystation.save(runs / "step_1", {"a": 1})
+    waystation.save(runs / "step_2", {"a": 1})
+    (runs / "lost+found").mkdir()
+    closed = [runs / "lost+found", runs / "step_2" / "state"]
+    for path in closed:
+        path.chmod(0)
+    told = without_privileges(
+        "import json\n"
+        "from typer.testing import CliRunner\n"
+        "from waystation.cli.application import application\n"
+        "from waystation.training import Checkpointer\n"
+        f"runs = {str(runs)!r}\n"
+        "def call(*arguments):\n"
+        "    done = CliRunner().invoke(application, arguments)\n"
+        "    return done.exit_code, done.stdout, done.stderr\n"
+        "calls = [call('ls', runs), call('ls', runs, '--json'), call('gc', runs, '--yes')]\n"
+        "calls += [call('verify', '--all', runs), call('ls', runs + '/lost+found')]\n"
+        "with Checkpointer(runs, cleanup_tmp_directories=True):\n"
+        "    pass\n"
+        "print(json.dumps(calls))"
+    )
+    for path in closed:
+        path.chmod(0o755)
+    (ls, text, _), (ls_json, document, _), (gc, *_), verify, inside = json.loads(told)
+    assert (ls, ls_json, gc) == (0, 0, 0)
+    assert f"  {runs}/lost+found: could not open: Permission denied\n" in text
+    assert re.search(r"^step_2 .* unreadable$", text, re.MULTILINE)
+    assert json.loads(document)["unreadable"][0]["path"] == f"{runs}/lost+found"
+    for code, _, errors in (verify, inside):
+        assert code == 2
+        assert "Permission denied" in errors

@@ -89,10 +89,13 @@ def test_certainty_is_never_a_matter_of_rounding(run) -> None:
         ([], "say how many hosts there are with --hosts, or name them in a file with --domains"),
         (
             ["--hosts", "3", "--copies", "4"],
-            "4 copies of each shard cannot be kept by 3 hosts; ask for 1 to 3",
+            "4 copies of each shard need as many hosts, and there are 3; ask for 1 to 3 copies, or for more",
         ),
         (["--domains", "FILE", "--hosts", "3"], "names 2 hosts, and --hosts says 3; leave --hosts out"),
-        (["--domains", "FILE", "--hosts-per-domain", "2"], "give --domains or --hosts-per-domain"),
+        (
+            ["--domains", "FILE", "--hosts-per-domain", "2"],
+            "give only one of --domains and --hosts-per-domain",
+        ),
         (["--domains", "absent"], "the domains cannot be read from 'absent': No such file or directory"),
         (["--domains", "ODD"], "line 2 of '[DIR]/odd' is not a host and its domain: 'b'"),
         (["--domains", "TWICE"], "line 2 of '[DIR]/twice' names the host 'a' again"),

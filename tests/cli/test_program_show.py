@@ -87,7 +87,7 @@ odd, odder = Odd(), Odder()
         ("without_jax:f", "cannot be imported: no jax; pip install 'flatbuffers>=24.3'"),
         (":f", "module '' cannot be imported"),
         ("text", "'text' is no text of a program: "),
-        ("notes.md", "'notes.md' is no program: "),
+        ("notes.md", "'notes.md' holds no program of the runtime: "),
     ],
 )
 def test_what_is_wrong_with_the_code_of_others_is_said(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -18,8 +19,10 @@ from waystation import errors
 from waystation.storage import AnyPath
 from waystation.training import Checkpointer, preservation_policies, save_decision_policies
 from waystation.training.in_flight import StepResponse
+from waystation.training.logger import save_calls_in_log
 
 EVERY_STEP = save_decision_policies.FixedIntervalPolicy(1)
+LONG_S = 0.2
 
 
 def gated(step: int, gate: Gate) -> dict[str, Any]:
@@ -65,11 +68,14 @@ def test_what_is_being_saved_may_be_freed(directory: AnyPath) -> None:
     assert np.array_equal(checkpointer.load()["a"], np.arange(1000))
 
 
-def test_a_save_waits_until_there_is_room(directory: AnyPath) -> None:
+def test_a_save_waits_until_there_is_room_and_the_log_says_for_how_long(
+    directory: AnyPath, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "waystation")
     first, second = Gate(), Gate()
     with Checkpointer(directory, save_decision_policy=EVERY_STEP) as checkpointer:
         checkpointer.save_checkpointables_async(0, gated(0, first))
-        begun = threading.Event()
+        begun, begun_s = threading.Event(), time.monotonic()
 
         def save() -> None:
             begun.set()
@@ -80,11 +86,31 @@ def test_a_save_waits_until_there_is_room(directory: AnyPath) -> None:
         begun.wait(60)
         assert not second.began.is_set(), "one save at a time, unless more are asked for"
         assert not waystation.is_checkpoint(directory / "0")
+        time.sleep(LONG_S)
         first.open()
         thread.join()
+        took_s = time.monotonic() - begun_s
         assert steps_of(checkpointer)[:1] == [0], "it waited for that"
         second.open()
     assert steps_of(checkpointer) == [0, 1]
+    calls = list(save_calls_in_log(f"12:00 INFO {record.getMessage()}" for record in caplog.records))
+    assert [(call.step, call.directory) for call in calls] == [(0, str(directory)), (1, str(directory))]
+    assert calls[0].waited_s < LONG_S / 2
+    assert LONG_S / 2 < calls[1].waited_s <= calls[1].blocking_s <= took_s
+
+
+def test_lines_that_are_no_calls_are_passed_over() -> None:
+    line = (
+        "{'event_type': 'save', 'step': %s, 'directory': %s, 'synchronous': True, 'blocking_s': %s, "
+        "'waited_s': %s}"
+    )
+    names = ["/a", "/it's", '/"it\'s"', "/a\nb"]
+    whole = [line % (3, repr(name), "1e-05", "0.0") for name in names]
+    wrong = [(3, "'/a'", "1.0.0", "0.0"), ("03", "'/a'", "1.0", "0.0"), (3, "'\\x'", "1.0", "0")]
+    others = ["", "{'event_type': 'save'}", line]
+    found = list(save_calls_in_log([*whole, *(line % each for each in wrong), *others]))
+    assert [call.directory for call in found] == names
+    assert {(call.step, call.blocking_s, call.waited_s) for call in found} == {(3, 1e-05, 0.0)}
 
 
 def test_collections_of_saves_that_end_out_of_order(directory: AnyPath) -> None:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 from tests.memory import shards
+from tests.support import s3
 from tests.support.agents import memory_directory, running_agent
 from tests.support.browser import ADVICE, chromium, running_browser
 from tests.support.long import only_long
@@ -22,6 +23,7 @@ from waystation.cli.commands import top
 
 from . import sparse
 from .conftest import Open
+from .test_server import LIKE_OTHERS, ended, started
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -125,6 +127,86 @@ def test_a_run_its_checkpoints_and_their_difference(page: Page, tmp_path: Path, 
     page.get_by_role("alert").get_by_text("NotFound").wait_for()
 
 
+def test_keys_reach_everything(page: Page, tmp_path: Path, window: Open) -> None:
+    page.goto(window(hostile_run(tmp_path / "run")).url)
+    rows = page.get_by_role("grid", name="checkpoints").get_by_role("row")
+    rows.nth(2).wait_for()
+    press(page, "ArrowDown", "Space", "ArrowDown", "Space")
+    assert rows.nth(2).get_attribute("aria-selected") == "true"
+    assert page.get_by_role("checkbox", checked=True).count() == 2
+    assert page.get_by_role("button", name="Compare the two").is_enabled()
+    press(page, "Enter")
+    tree = page.get_by_role("treegrid", name="tree")
+    tree.get_by_role("row", name="(root)").wait_for()
+    assert page.title().endswith("step_2 - Waystation")
+
+    page.get_by_label("search names").focus()
+    page.keyboard.type("kern")
+    press(page, "Enter")
+    page.get_by_text(re.compile("2 . 1 parts on 8 devices, each on 4")).wait_for()
+    picked = tree.locator(f"#{tree.get_attribute('aria-activedescendant')}")
+    assert (picked.get_attribute("aria-level"), picked.get_attribute("aria-selected")) == ("3", "true")
+    press(page, "ArrowLeft")
+    layer = page.locator(f"#{tree.get_attribute('aria-activedescendant')}")
+    assert layer.get_attribute("aria-expanded") == "true"
+    press(page, "ArrowRight", "Enter")
+    assert page.get_by_role("button", name="Read the values").evaluate("it => it === document.activeElement")
+    press(page, "Enter")
+    page.get_by_text("how many finite values lie where").wait_for()
+    press(page, "Escape")
+    assert tree.evaluate("it => it === document.activeElement")
+    page.get_by_label("search names").focus()
+    press(page, "Escape")
+    assert page.get_by_label("search names").input_value() == ""
+    press(page, "ArrowDown", "End", "Home", "ArrowLeft")
+    root = page.locator(f"#{tree.get_attribute('aria-activedescendant')}")
+    assert root.get_attribute("aria-expanded") == "false"
+    assert tree.get_by_role("row").count() == 2, "the headings, and the root"
+
+    nameless = (
+        "it => [...it.querySelectorAll('button, input, select, a, [tabindex=\"0\"], canvas, progress')]"
+    )
+    nameless += ".filter(each => !(each.ariaLabel || each.textContent.trim())).map(each => each.outerHTML)"
+    assert page.locator("body").evaluate(nameless) == []
+    press(page, "Escape")
+    rows.nth(2).wait_for()
+    page.wait_for_function("() => document.querySelector('.steps')?.getAttribute('aria-activedescendant')")
+    assert rows.nth(2).get_attribute("aria-selected") == "true", "whoever comes back is where it was"
+
+
+def press(page: Page, *keys: str) -> None:
+    for key in keys:
+        page.keyboard.press(key)
+
+
+def test_a_store_is_shown_and_so_is_what_cannot_be_read(page: Page, runs: Path) -> None:
+    place = s3.bucket()
+    with place.context():
+        waystation.save(f"{place.location}/run/7", {"w": np.arange(4.0)})
+    settings = {name.upper(): value for name, value in place.settings(place.endpoint).items()}
+    runs.chmod(0)
+    process, client = started(f"{place.location}/run", runs, within=LIKE_OTHERS, environment=settings)
+    try:
+        page.goto(f"{client.url}#/run/0")
+        page.get_by_role("link", name="7", exact=True).click()
+        page.get_by_role("row", name="w float64").click()
+        page.get_by_role("button", name="Read the values").click()
+        page.get_by_text("how many finite values lie where").wait_for()
+        page.get_by_role("button", name="Verify").click()
+        page.get_by_text("intact").wait_for()
+        assert s3.SECRET_KEY not in page.content()
+        page.get_by_role("link", name=str(runs)).click()
+        page.get_by_role("alert").get_by_text("Permission denied").wait_for()
+        assert str(runs) in page.get_by_role("heading").inner_text()
+        assert "Traceback" not in page.content()
+        runs.chmod(0o755)
+        page.reload()
+        page.get_by_role("link", name="step_2", exact=True).wait_for()
+    finally:
+        runs.chmod(0o755)
+        assert ended(process) == (0, "", "")
+
+
 @pytest.mark.long
 @only_long
 def test_a_large_tree_shows_the_rows_that_can_be_seen(page: Page, tmp_path: Path, window: Open) -> None:
@@ -143,13 +225,13 @@ def test_a_large_tree_shows_the_rows_that_can_be_seen(page: Page, tmp_path: Path
     assert page.locator(".tree .room .row").count() < 100
     page.get_by_label("search names").fill("block500 w007")
     page.get_by_text(re.compile("^1 of 101,001 rows$")).wait_for()
-    page.locator(".tree .list").focus()
+    page.get_by_role("treegrid").focus()
     for _ in range(3):
         page.keyboard.press("ArrowDown")
     page.get_by_text("['block500']['w007']").wait_for()
     page.get_by_label("search names").fill("")
     page.get_by_role("button", name="Close all").click()
-    page.locator(".tree .list").focus()
+    page.get_by_role("treegrid").focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowRight")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import signal
@@ -12,10 +13,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from tests.support import s3
 from tests.support.long import only_long
 from tests.support.programs import HANG_S
 from typer.testing import CliRunner
@@ -23,6 +27,7 @@ from typer.testing import CliRunner
 import waystation
 from waystation.cli.application import application
 from waystation.errors import InvalidInput, NotFound, Unavailable
+from waystation.training import Checkpointer
 from waystation.transfers import statistics as transfers
 from waystation.view import server
 
@@ -177,7 +182,7 @@ def test_errors_say_what_the_command_line_says(runs: Path, window: Open) -> None
     assert damaged.document == printed("inspect", runs / "step_1")
     assert client.result("diff", source=0, name="step_1", other_source=0, other_name="x")["error"]["kind"]
     assert client.ask("top")["error"]["kind"] == "NotFound"
-    with pytest.raises(NotFound, match="neither a checkpoint, a run nor a file"):
+    with pytest.raises(NotFound, match="nothing is at"):
         server.source_at(str(runs / "absent"))
     with pytest.raises(InvalidInput, match="published model"):
         server.source_at(str(runs / "model.safetensors"))
@@ -250,6 +255,30 @@ def test_logs_say_who_waited(runs: Path, tmp_path: Path, window: Open) -> None:
         }
         for save in saves
     ]
+
+
+def test_logs_say_what_a_checkpointer_waited_for(tmp_path: Path, window: Open) -> None:
+    log = tmp_path / "trainer.log"
+    handler = logging.FileHandler(log)
+    logger = logging.getLogger("waystation")
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        with Checkpointer(tmp_path / "run") as checkpointer:
+            checkpointer.save(1, {"a": 1})
+            checkpointer.save(2, {"a": 2})
+    finally:
+        logger.setLevel(before)
+        logger.removeHandler(handler)
+        handler.close()
+    client = window(tmp_path / "run", log)
+    listed, told = client.ask("ls", source=0), client.ask("log", source=1)
+    assert [save["path"] for save in told["saves"]] == [step["path"] for step in listed["checkpoints"]]
+    assert [(call["step"], call["directory"]) for call in told["calls"]] == [
+        (step["step"], listed["directory"]) for step in listed["checkpoints"]
+    ]
+    assert all(0 <= call["waited_s"] <= call["blocking_s"] for call in told["calls"])
 
 
 def test_work_ends_when_the_page_goes_away(runs: Path, window: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,12 +356,15 @@ def test_connections_without_a_request_neither_pile_up_nor_keep_a_page_out(runs:
 # ---- the program -------------------------------------------------------------------------------
 
 
-def started(*arguments: object, **options: object) -> tuple[subprocess.Popen[str], Client]:
+def started(
+    *arguments: object, within: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> tuple[subprocess.Popen[str], Client]:
     process = subprocess.Popen(
-        [SCRIPT, "view", "--json", *map(str, arguments)],
+        [*within, SCRIPT, "view", "--json", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, **(environment or {})},
     )
     assert process.stdout is not None
     text = ""
@@ -341,6 +373,13 @@ def started(*arguments: object, **options: object) -> tuple[subprocess.Popen[str
         assert line, process.communicate()[1]
         text += line
     return process, Client(json.loads(text)["url"])
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """How a window ends by Ctrl-C, and what it has printed besides its address."""
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=HANG_S)
+    return process.returncode, out, errors
 
 
 def read_bytes(process: int) -> int:
@@ -371,9 +410,142 @@ def test_the_program_opens_a_huge_checkpoint_at_once_and_ends_by_ctrl_c(tmp_path
         assert found["bytes_read"] <= server.LIMIT_BYTES
         assert found["zeros"] == found["examined"] > 1e6
     finally:
-        process.send_signal(signal.SIGINT)
-        out, errors = process.communicate(timeout=HANG_S)
-    assert (process.returncode, out, errors) == (0, "", "")
+        outcome = ended(process)
+    assert outcome == (0, "", "")
+
+
+# Root reads everything, unless it gives that up.
+LIKE_OTHERS = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+
+
+def test_what_this_user_cannot_read_is_told_where_it_is_shown(runs: Path, tmp_path: Path) -> None:
+    """Directories of others stand beside checkpoints, such as `lost+found` in a file system of its own."""
+    (runs / "lost+found").mkdir()
+    waystation.save(runs / "step_3", {"a": 1})
+    waystation.save(tmp_path / "other" / "step_1", {"a": 1})
+    log = tmp_path / "trainer.log"
+    log.touch()
+    closed = [runs / "lost+found", runs / "step_3" / "state", tmp_path / "other", log]
+    for path in closed:
+        path.chmod(0)
+    process, client = started(runs, tmp_path / "other", log, within=LIKE_OTHERS)
+    try:
+        assert [source["kind"] for source in client.ask("sources")["sources"]] == ["run", "closed", "log"]
+        listed = client.ask("ls", source=0)
+        assert [step["problem"] for step in listed["checkpoints"]][:2] == [None, None]
+        assert "Permission denied" in listed["checkpoints"][2]["problem"]
+        (unreadable,) = listed["unreadable"]
+        assert unreadable == {
+            "path": str(runs / "lost+found"),
+            "problem": "could not open: Permission denied",
+        }
+        assert client.result("verify", source=0, name="step_1")["checkpoints"][0]["intact"]
+        refused = [
+            client.ask("inspect", source=0, name="step_3"),
+            client.result("verify", source=0, name="step_3"),
+            client.ask("ls", source=1),
+            client.ask("look", source=1),
+            client.ask("log", source=2),
+        ]
+        for answer in refused:
+            assert answer["error"]["kind"] in ("InvalidInput", "NotFound"), answer
+        assert all("Permission denied" in refused[number]["error"]["message"] for number in (0, 1, 3, 4))
+        (tmp_path / "other").chmod(0o755)
+        assert client.ask("look", source=1) == {"source": 1, "kind": "run"}
+        assert [step["name"] for step in client.ask("ls", source=1)["checkpoints"]] == ["step_1"]
+    finally:
+        outcome = ended(process)
+        for path in closed:
+            path.chmod(0o755)
+    assert outcome == (0, "", "")
+
+
+def test_a_window_on_nothing_that_can_be_read_does_not_open(runs: Path) -> None:
+    runs.chmod(0)
+    command = [*LIKE_OTHERS, str(SCRIPT), "view", str(runs), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANG_S)
+    runs.chmod(0o755)
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["error"]["kind"] == "InvalidInput"
+    assert "Permission denied" in done.stderr
+    assert str(runs) in done.stderr
+    assert "report this" not in done.stderr
+
+
+# ---- object stores -----------------------------------------------------------------------------
+
+
+def test_a_run_in_a_store_is_shown_by_ranged_reads() -> None:
+    place = s3.bucket()
+    weights = np.arange(5_000_000, dtype=np.float32).reshape(50, 100_000)
+    with place.context():
+        waystation.save(f"{place.location}/run/1", {"w": weights, "b": np.zeros(3), "step": 1})
+        weights[0, 0] = 7.0
+        waystation.save(f"{place.location}/run/2", {"w": weights, "b": np.zeros(3), "step": 1})
+    with s3.proxy(place.endpoint) as between:
+        settings = {name.upper(): value for name, value in place.settings(between.endpoint).items()}
+        process, client = started(f"{place.location}/run", environment=settings)
+        answers: list[bytes] = [client.get(client.path("sources")).body]
+
+        def result(what: str, /, **values: object) -> Any:
+            answers.append(client.get(client.path(what, **values)).body)
+            *_, last = map(json.loads, answers[-1].splitlines())
+            return last.get("result", last)
+
+        try:
+            with place.context():
+                assert result("ls", source=0) == printed("ls", f"{place.location}/run")
+            seen = result("inspect", source=0, name="1")
+            opened = {"opened": seen["opened"], "checkpointable": "state"}
+            assert seen["document"]["path"] == f"{place.location}/run/1"
+            assert result("rows", **opened)["names"] == ["(root)", "w", "b", "step"]
+            before = between.sent_bytes
+            found = result("statistics", **opened, leaf=0)
+            assert between.sent_bytes - before < server.LIMIT_BYTES + (1 << 20) < weights.nbytes
+            assert 0 < found["examined"] < found["elements"] == 5_000_000
+            assert found["histogram"]["counts"]
+            found = result("statistics", **opened, leaf=0, all=1)
+            assert (found["examined"], found["maximum"]) == (5_000_000, 4_999_999)
+            assert result("verify", source=0, name="1")["checkpoints"][0]["intact"]
+            assert json.loads(answers[-1].splitlines()[0]) == {"progress": [0, 0]}
+            compared = result("diff", source=0, name="1", other_source=0, other_name="2")
+            (values,) = [each["values"] for each in compared["differences"]]
+            assert (values["differing"], values["max_absolute"]) == (1, 7.0)
+            for name in ("3", "..", "1/state"):
+                assert result("inspect", source=0, name=name)["error"]["kind"] in ("NotFound", "InvalidInput")
+        finally:
+            outcome = ended(process)
+    assert outcome == (0, "", "")
+    for secret in (s3.ACCESS_KEY, s3.SECRET_KEY):
+        assert all(secret.encode() not in answer for answer in answers)
+
+
+def test_a_store_that_refuses_or_has_gone_is_told_in_the_page(runs: Path) -> None:
+    place = s3.bucket()
+    with place.context():
+        waystation.save(f"{place.location}/run/1", {"a": np.ones(3)})
+    fate = [s3.PASS]
+    with s3.proxy(place.endpoint, lambda _: fate[0]) as between:
+        settings = {name.upper(): value for name, value in place.settings(between.endpoint).items()}
+        location = f"{place.location}/run"
+        process, client = started(location, runs, "--storage", "deadline_s=1", environment=settings)
+        try:
+            assert len(client.ask("ls", source=0)["checkpoints"]) == 1
+            opened = client.ask("inspect", source=0, name="1")["opened"]
+            for what, kind in ((s3.FORBID, "InvalidInput"), (s3.REFUSE, "Unavailable")):
+                fate[0] = what
+                told = [
+                    client.ask("ls", source=0),
+                    client.ask("inspect", source=0, name="1"),
+                    client.result("verify", source=0, name="1"),
+                    client.result("statistics", opened=opened, checkpointable="state", leaf=0),
+                ]
+                assert [answer["error"]["kind"] for answer in told] == [kind] * len(told), told
+                assert all(s3.SECRET_KEY not in json.dumps(answer) for answer in told)
+            assert len(client.ask("ls", source=1)["checkpoints"]) == 2, "what is elsewhere is shown on"
+        finally:
+            outcome = ended(process)
+    assert outcome == (0, "", "")
 
 
 def test_a_port_that_is_taken_is_an_error_of_its_own(runs: Path) -> None:

@@ -8,6 +8,7 @@ never touched. In an object store leases tell who is alive (`layouts/native/in_s
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from waystation import storage
-from waystation._errors import InvalidInput, NotFound
+from waystation._errors import InvalidInput, NotDirectory, NotFound, PermissionDenied
 from waystation.checkpoint.paths import PathLike, is_native_checkpoint
 from waystation.layouts.native import in_store, names, orphans
 from waystation.layouts.orbax import in_store as orbax_in_store
@@ -61,6 +62,8 @@ class FoundLeftover:
 def find_leftovers(directory: PathLike, *, older_than_s: float = DAY_S) -> list[FoundLeftover]:
     """Finds the unfinished attempts in a directory of checkpoints or exports, and inside of checkpoints.
 
+    Directories in it that must not be looked into, such as `lost+found`, are passed over.
+
     Args:
         directory: Where checkpoints or exports are; in an object store also one checkpoint.
         older_than_s: From which age on attempts of other machines count as abandoned.
@@ -74,10 +77,13 @@ def find_leftovers(directory: PathLike, *, older_than_s: float = DAY_S) -> list[
     parent = storage.resolved(storage.located(directory))
 
     def look_into(place: str) -> list[FoundLeftover]:
-        return [
-            FoundLeftover(leftover, _nbytes(leftover), _judge(leftover, older_than_s))
-            for leftover in _leftovers_in(place)
-        ]
+        try:
+            found = _leftovers_in(place)
+        except PermissionDenied:
+            if place == parent:
+                raise
+            return []
+        return [FoundLeftover(each, _nbytes(each), _judge(each, older_than_s)) for each in found]
 
     return list(itertools.chain(*storage.side_by_side(parent, look_into, _places(parent))))
 
@@ -119,17 +125,22 @@ def remove_dead_in_store(path: str) -> None:
 
 
 def tree_bytes(path: str) -> int:
-    """Bytes of the files at or below a path; what vanishes meanwhile counts as nothing."""
+    """Bytes of the files at or below a path; what vanishes meanwhile, or must not be looked into, counts as
+    nothing."""
     if (store := storage.engine_of(path)) is not None:
         return store.bytes_beneath(path)
-    found = storage.status(path, follow_links=False)
-    if found is None:
+    try:
+        found = storage.status(path, follow_links=False)
+        if found is None:
+            return 0
+        if found.kind != "directory":
+            return found.nbytes
+        entries = storage.entries_or_none(path)
+    except PermissionDenied:
         return 0
-    if found.kind != "directory":
-        return found.nbytes
     return sum(
         tree_bytes(os.path.join(path, entry.name)) if entry.nbytes is None else entry.nbytes
-        for entry in storage.entries_or_none(path)
+        for entry in entries
     )
 
 
@@ -147,14 +158,19 @@ def _places(parent: str) -> Iterator[str]:
         found = storage.entries(parent)
     except NotFound as error:
         raise NotFound(f"there is no directory '{parent}'", path=parent) from error
+    except NotDirectory as error:
+        raise NotDirectory(
+            f"'{parent}' is a file; give a directory that holds checkpoints", path=parent
+        ) from error
     children = [os.path.join(parent, entry.name) for entry in found if entry.kind == "directory"]
     yield parent
     if storage.of(parent).renames is None:
         yield from (child for child in children if not names.is_passing(os.path.basename(child)))
         return
     for child in children:
-        if storage.names.attempt_target(os.path.basename(child)) is None and is_native_checkpoint(child):
-            yield child
+        with contextlib.suppress(PermissionDenied):
+            if is_native_checkpoint(child):
+                yield child
 
 
 def _leftovers_in(place: str) -> list[Leftover]:

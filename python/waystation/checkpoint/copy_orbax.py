@@ -245,7 +245,7 @@ class TreeTarget:
             if overwrite:
                 require_none_of_ours(target)
             self._in_store = OrbaxStoreAttempt(target, _claim())
-            self.path = self._in_store.path
+            self.path: str = self._in_store.path
             return
         attempts.remove_dead(*os.path.split(target))
         self._on_disk = Attempt(target, options.file.path_permission_mode)

@@ -26,7 +26,7 @@ from waystation.frameworks import casts, registry
 from waystation.frameworks.base import CastRule, Codec, StoredArray, Target
 from waystation.layouts.opened import ArrayLeaf, Opened, Scalar
 from waystation.transfers import filling, fit, in_place, staging
-from waystation.transfers.buffers import Buffer, Incoming
+from waystation.transfers.buffers import Buffer, Incoming, Reading
 from waystation.transfers.handle import Progress
 from waystation.transfers.statistics import LoadStatistics, give, publish
 
@@ -48,6 +48,9 @@ class Filling:
             buffers may be filled by somebody else before `finish`.
         reading: How arrays are read.
     """
+
+    resident: list[filling.Batch]
+    reading: Reading
 
     def __init__(
         self,

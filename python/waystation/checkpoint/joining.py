@@ -52,7 +52,7 @@ class Joining:
         self._begun_ns = time.time_ns()
         self._overwrite = overwrite
         self._attempt = Attempt(target, current_options().file.path_permission_mode)
-        self.directory = os.path.join(self._attempt.path, _PARTS)
+        self.directory: str = os.path.join(self._attempt.path, _PARTS)
         try:
             storage.make_directory(self.directory)
         except WaystationError:

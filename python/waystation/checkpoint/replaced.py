@@ -59,7 +59,7 @@ class Held:
     def __init__(self, target: str, options: Options) -> None:
         self.target = target
         is_model = options.checkpoint_layout is not CheckpointLayout.ORBAX and storage.is_file(target)
-        self.root_if_directory = None if is_model else _opened(target, options)
+        self.root_if_directory: storage.Root | None = None if is_model else _opened(target, options)
         self._record = os.path.join(target, names.RECORD)
         self._seen = self._identity()
 
@@ -169,10 +169,10 @@ class Rounds:
     def __init__(self, session: Session, was_replaced: Callable[[], bool]) -> None:
         self._session = session
         self._was_replaced = was_replaced
-        self.process_index = session.process_index
-        self.process_count = session.process_count
-        self.primary = session.primary
-        self.processes = session.processes
+        self.process_index: int = session.process_index
+        self.process_count: int = session.process_count
+        self.primary: int = session.primary
+        self.processes: tuple[int, ...] = session.processes
 
     @property
     def is_primary(self) -> bool:

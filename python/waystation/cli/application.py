@@ -32,7 +32,7 @@ from waystation.cli.arguments import (
 )
 from waystation.cli.reporting import reporting
 
-application = typer.Typer(
+application: typer.Typer = typer.Typer(
     name="waystation",
     cls=GroupByTopic,
     no_args_is_help=True,
@@ -125,7 +125,10 @@ def _ls(
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
-    """List the checkpoints and unfinished saves of a directory. Exits with 1 if a record is damaged."""
+    """List the checkpoints and unfinished saves of a directory.
+
+    Exits with 1 if the record of a checkpoint is damaged.
+    """
     with reporting(as_json, traceback, storage) as output:
         from waystation.cli.commands import ls
 
@@ -172,7 +175,10 @@ def _verify(
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
-    """Read a checkpoint (or a model that was summed) whole and check every checksum. Damage exits with 1."""
+    """Read all of a checkpoint, or of a model that has checksums from 'sum', and check every checksum.
+
+    Exits with 1 if something is damaged.
+    """
     with reporting(as_json, traceback, storage, verifies=True) as output:
         from waystation.cli.commands import published, verify
 
@@ -279,7 +285,12 @@ def _export(
         ),
     ] = None,
     max_shard_bytes: Annotated[
-        str, typer.Option("--max-shard-bytes", metavar="SIZE", help="Start a new file at this size.")
+        str,
+        typer.Option(
+            "--max-shard-bytes",
+            metavar="SIZE",
+            help="Most bytes of arrays in a file; a larger array has its own.",
+        ),
     ] = "5GB",
     checkpointable: Checkpointable = None,
     select: Annotated[
@@ -412,7 +423,7 @@ def _gc(
         typer.Option(
             "--older-than",
             metavar="AGE",
-            help="Minimum age of leftovers from other machines.",
+            help="Minimum age of leftovers from other machines, such as 12h or 2w.",
         ),
     ] = "1d",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
@@ -509,7 +520,9 @@ def _launch(
     agent: Annotated[
         Path | None,
         typer.Option(
-            "--agent", metavar="DIR", help="Store of an agent that keeps checkpoints in memory (on tmpfs)."
+            "--agent",
+            metavar="DIR",
+            help="Keep checkpoints in memory: the directory of an agent, on a tmpfs such as /dev/shm.",
         ),
     ] = None,
     agent_memory: Annotated[

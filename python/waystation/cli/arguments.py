@@ -35,7 +35,10 @@ Storage = Annotated[
 
 # Which agents are watched.
 AgentDirectory = Annotated[
-    Path | None, typer.Option("--directory", metavar="DIR", help="Store of an agent on this host.")
+    Path | None,
+    typer.Option(
+        "--directory", metavar="DIR", help="Directory of an agent on this host, see 'launch --agent'."
+    ),
 ]
 AgentMetrics = Annotated[
     list[str] | None,

@@ -15,6 +15,8 @@ if TYPE_CHECKING:  # help is to import neither NumPy nor the engine
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<prefix>[kmgtp]?)(?P<binary>i?)b?", re.IGNORECASE)
 _AGE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[smhdw])")
+# What the engine adds to the text of an error of the system. People need the text.
+_OS_ERROR_NUMBER = re.compile(r" \(os error \d+\)")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -26,6 +28,11 @@ def size(nbytes: int) -> str:
             break
         value /= 1024
     return f"{nbytes} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def without_number(message: str) -> str:
+    """The message of an error, without the number of an error of the system."""
+    return _OS_ERROR_NUMBER.sub("", message)
 
 
 def part(local: LocalPart) -> str:

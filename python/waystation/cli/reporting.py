@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import re
 import sys
 import traceback as tracebacks
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 
 import typer
 
-from waystation.cli.formatting import plain
+from waystation.cli.formatting import plain, without_number
 from waystation.cli.output import Output
 
 FAILED = 2
@@ -33,8 +32,16 @@ _OPTIONS = {
     "max_file_bytes": "--max-shard-bytes",
 }
 
-# What the engine adds to the text of an error of the system. People need the text.
-_OS_ERROR_NUMBER = re.compile(r" \(os error \d+\)")
+
+# How the message about a directory of checkpoints ends, and how it does of a command that takes them all.
+_OF_ONE = "; give the path of one"
+_OF_ALL = "; give the path of one, or --all to verify each"
+
+_UNREACHABLE = "the store cannot be reached"
+_HINT_OF_STORES = (
+    "check the network, and the address of the store: --storage aws_endpoint=URL or AWS_ENDPOINT, where it "
+    "is not that of Amazon"
+)
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -114,6 +121,10 @@ def told_of(error: Exception, *, verifies: bool = False) -> Told:
     if isinstance(error, WaystationError):
         hint = None if verifies and error.kind == "Corrupt" else _HINTS.get(error.kind)
         message = error.message
+        if verifies:
+            message = message.removesuffix(_OF_ONE) + (_OF_ALL if message.endswith(_OF_ONE) else "")
+        if _UNREACHABLE in message:
+            hint = _HINT_OF_STORES
         for argument, option in _OPTIONS.items():
             message = message.replace(argument, option)
         return _told(error.kind, message, _shown_context(error), hint)
@@ -126,7 +137,7 @@ def told_of(error: Exception, *, verifies: bool = False) -> Told:
 
 
 def _told(kind: str, message: str, context: dict[str, Any], hint: str | None) -> Told:
-    message = _OS_ERROR_NUMBER.sub("", message)
+    message = without_number(message)
     return Told(kind, message, context, None if "waystation" in message or "; " in message else hint)
 
 

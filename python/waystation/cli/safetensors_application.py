@@ -82,7 +82,12 @@ def _spread(
         ),
     ],
     max_shard_bytes: Annotated[
-        str, typer.Option("--max-shard-bytes", metavar="SIZE", help="Start a new file at this size.")
+        str,
+        typer.Option(
+            "--max-shard-bytes",
+            metavar="SIZE",
+            help="Most bytes of arrays in a file; a larger array has its own.",
+        ),
     ] = "5GB",
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a model that was spread there before.")

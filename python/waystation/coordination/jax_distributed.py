@@ -87,7 +87,7 @@ class JaxStore(Watching):
 
     message_bytes = 2 << 20  # half of what gRPC takes where nobody has raised its limit, as JAX 0.12 has
     # The service remembers each wait until the key comes, also one whose client has given up.
-    longest_wait_s = 5.0
+    longest_wait_s: float = 5.0
     removes_below = True
 
     def __init__(self, client: Any, process_count: int) -> None:

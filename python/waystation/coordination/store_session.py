@@ -115,7 +115,7 @@ class StoreSession:
         deadline_s: float,
     ) -> None:
         self.process_index = process_index
-        self.process_count = len(processes)
+        self.process_count: int = len(processes)
         self.primary = primary
         self.processes = processes
         # The store's own process, if it takes part: then it has to outlive the others' last look.

@@ -89,7 +89,7 @@ class TorchStore(Watching):
     """A `torch.distributed` store as sessions need it."""
 
     message_bytes = 4 << 20  # a TCPStore takes up to 8 MiB
-    longest_wait_s = 0.5  # deaths are looked for between
+    longest_wait_s: float = 0.5  # deaths are looked for between
     removes_below = False
 
     def __init__(self, find_store: Callable[[], Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -20,6 +20,10 @@ def to_shape_dtype_struct(arr: Any, dtype: Any = None, scalar_dtype: Any = None,
         raise InvalidInput(f"a {type(arr).__name__} has no shape and dtype; give an array or a scalar")
     sharding = getattr(arr, "format" if with_format else "sharding", None)
     return jax.ShapeDtypeStruct(tuple(arr.shape), arr.dtype if dtype is None else dtype, sharding=sharding)
+
+
+# jaxlib has no types, so `jax.Device` is one of which checkers know nothing.
+Device: TypeAlias = Any
 
 
 def is_pathways_backend() -> bool:

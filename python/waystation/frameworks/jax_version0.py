@@ -12,10 +12,11 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 
 from waystation._errors import InvalidInput
 
-tree_map = jax.tree.map
-tree_leaves = jax.tree.leaves
-flatten = jax.tree_util.tree_flatten
-unflatten = jax.tree_util.tree_unflatten
+tree_map: Callable[..., Any] = jax.tree.map
+tree_leaves: Callable[..., list[Any]] = jax.tree.leaves
+flatten: Callable[..., tuple[list[Any], Any]] = jax.tree_util.tree_flatten
+unflatten: Callable[[Any, Iterable[Any]], Any] = jax.tree_util.tree_unflatten
+flatten_with_path: Callable[..., tuple[list[tuple[Any, Any]], Any]] = jax.tree_util.tree_flatten_with_path
 
 Array = jax.Array
 ShapeDtypeStruct = jax.ShapeDtypeStruct

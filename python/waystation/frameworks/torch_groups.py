@@ -261,7 +261,7 @@ class TorchBroadcaster:
     """
 
     def __init__(self, meshes: Iterable[DeviceMesh | None]) -> None:
-        self.process_index = _rank()
+        self.process_index: int = _rank()
         self._meshes = list({id(mesh): mesh for mesh in meshes if mesh is not None}.values())
         self._groups: dict[Group, Any] = {}
 

@@ -35,8 +35,8 @@ class IrregularBoxes:
     __slots__ = ("boxes", "groups")
 
     def __init__(self, boxes: BoxArray, groups: BoxArray) -> None:
-        self.boxes = boxes
-        self.groups = groups
+        self.boxes: BoxArray = boxes
+        self.groups: BoxArray = groups
 
     @classmethod
     def sort(cls, boxes: Sequence[Box] | BoxArray, ndim: int) -> tuple[IrregularBoxes, NDArray[np.int64]]:

@@ -15,7 +15,7 @@ import importlib
 import os
 import sys
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -40,10 +40,13 @@ def _base() -> Any:
     return importlib.import_module(names[-1]).CheckpointIO
 
 
-_CheckpointIO: Any = _base()
+if TYPE_CHECKING:  # checkers follow no class that is found out
+    from lightning_fabric.plugins import CheckpointIO as _CheckpointIO
+else:
+    _CheckpointIO = _base()
 
 
-class WaystationCheckpointIO(_CheckpointIO):  # type: ignore[misc] # a class that is found out
+class WaystationCheckpointIO(_CheckpointIO):
     """Saves what Lightning keeps in a checkpoint, and loads it.
 
     Tensors are verified when they are loaded, and a kill during a save leaves the checkpoint that was there.

@@ -19,6 +19,10 @@ class DoubtedStepWarning(MemoryTierWarning):
         restored_tier: Where that comes from, "memory" or "directory".
     """
 
+    step: int
+    restored_step: int
+    restored_tier: str
+
     def __init__(self, step: int, restored_step: int, restored_tier: str) -> None:
         instead = f"step {restored_step} is restored from {_PLACES[restored_tier]} instead"
         if (restored_step, restored_tier) == (step, "memory"):
@@ -39,6 +43,10 @@ class LostStepWarning(MemoryTierWarning):
         whole_step: The newest step that is still whole.
         tiers: Where that is.
     """
+
+    step: int
+    whole_step: int
+    tiers: tuple[str, ...]
 
     def __init__(self, step: int, whole_step: int, tiers: tuple[str, ...]) -> None:
         super().__init__(

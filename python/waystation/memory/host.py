@@ -38,10 +38,13 @@ class OneHostStore:
             in the slot that is gone.
     """
 
+    kept: int
+    kept_while_saving: int
+
     doubted: frozenset[Version] = frozenset()
 
     def __init__(self, agent: OwnAgent, sequence: str, versions_per_shard: int) -> None:
-        self.epoch = 0
+        self.epoch: int = 0
         self.lost: Version | None = None
         self.kept, self.kept_while_saving = versions_per_shard, versions_per_shard - 1
         self._agent = agent

@@ -60,14 +60,16 @@ class ManyHostsStore:
         program: The token of the program.
     """
 
+    kept_while_saving: int
+
     def __init__(
         self, agent: OwnAgent, sequence: str, owners: Sequence[str], program: int, versions: int
     ) -> None:
-        self.epoch = 0
+        self.epoch: int = 0
         self.kept = self.kept_while_saving = versions
         self.doubted: frozenset[Version] = frozenset()
         self.lost: Version | None = None
-        self.program = program
+        self.program: int = program
         self._agent = agent
         self._sequence = sequence
         self._owners = list(owners)

@@ -76,6 +76,8 @@ _ABOVE = 6  # frames of this package between a warning and the program's own cal
 class OpenMemoryTier:
     """See `options.MemoryTier`, which has what it is given."""
 
+    is_closed: bool
+
     def __init__(
         self,
         directory: str,

@@ -129,7 +129,8 @@ def place(host_count: int, copies: int, domains: Sequence[str] | None = None) ->
     require_type("domains", domains, (Sequence, type(None)), "a list of the domain of each host, or None")
     if not 1 <= copies <= host_count:
         raise InvalidInput(
-            f"{copies} copies of each shard cannot be kept by {host_count} hosts; ask for 1 to {host_count}"
+            f"{copies} copies of each shard need as many hosts, and there are {host_count}; ask for 1 to "
+            f"{host_count} copies, or for more hosts"
         )
     named = None if domains is None else tuple(domains)
     if named is not None and len(named) != host_count:

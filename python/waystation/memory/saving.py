@@ -43,7 +43,7 @@ class AgentSlots:
         self._version = version
         self._layout = layout
         self._scratch = ScratchDirectory()  # in which handlers of this process put their files
-        self.saved_bytes = 0
+        self.saved_bytes: int = 0
 
     def begin(self, save: Save, checkpointables: Collection[str], check: Callable[[], None]) -> None:
         """Refuses wrong arguments; the agent refuses what it cannot take."""

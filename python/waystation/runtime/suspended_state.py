@@ -50,7 +50,7 @@ class SuspendedStateDirectories:
     """
 
     def __init__(self) -> None:
-        self.wanted = KeepSuspended()
+        self.wanted: KeepSuspended = KeepSuspended()
         self._made: list[str] = []
         self._places: dict[KeepSuspended, SuspendedStatePlaces] = {}
 

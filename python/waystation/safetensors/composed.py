@@ -66,7 +66,7 @@ class Composed(Readable):
         self._opened = opened
         self._among = among
         self._compositions = compositions
-        self.labels = [composition.label for composition in compositions]
+        self.labels: list[str] = [composition.label for composition in compositions]
 
     @property
     def notices_absence(self) -> bool:

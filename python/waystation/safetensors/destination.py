@@ -78,6 +78,8 @@ class Destination:
         Conflict: Files of that name are there already.
     """
 
+    directory: str
+
     def __init__(self, output: str, file_format: Format | None, *, overwrite: bool) -> None:
         absolute = storage.absolute(output)
         suffix = os.path.splitext(absolute)[1]
@@ -88,7 +90,7 @@ class Destination:
             raise InvalidInput(f"'{output}' ends in .npz, but safetensors is asked for", path=absolute)
         if suffix == f".{self.format}" and not storage.is_directory(absolute):
             self.directory, name = os.path.split(absolute)
-            self.stem = os.path.splitext(name)[0]
+            self.stem: str = os.path.splitext(name)[0]
         else:
             self.directory, self.stem = absolute, "model"
         self._overwrite = overwrite
@@ -96,7 +98,10 @@ class Destination:
 
     def _check(self) -> None:
         if storage.is_there(self.directory) and not storage.is_directory(self.directory):
-            raise InvalidInput(f"'{self.directory}' is not a directory", path=self.directory)
+            raise InvalidInput(
+                f"'{self.directory}' is not a directory; give one, or a name that ends in .safetensors",
+                path=self.directory,
+            )
         if checkpoint_of(self.directory) is not None:
             raise InvalidInput(
                 f"'{self.directory}' is (in) a checkpoint; write to elsewhere", path=self.directory

@@ -60,6 +60,9 @@ class GroupPlan:
         replicated: Likewise, of what goes whole to all.
     """
 
+    divided: list[Step]
+    replicated: list[Step]
+
     def __init__(
         self,
         opened: OpenFiles,
@@ -70,15 +73,15 @@ class GroupPlan:
         run_bytes: int,
         least_stretch_bytes: int,
     ) -> None:
-        self.results = list(results)
-        self.dtypes = [_dtype(result, choose) for result in results]
+        self.results: list[Result] = list(results)
+        self.dtypes: list[str] = [_dtype(result, choose) for result in results]
         self._size = size
-        self.own = [
+        self.own: list[int] = [
             number
             for number, result in enumerate(results)
             if size == 1 or all(_reads_own(source, size, least_stretch_bytes) for source in result.sources)
         ]
-        self.sent = sorted(set(range(len(results))) - set(self.own))
+        self.sent: list[int] = sorted(set(range(len(results))) - set(self.own))
         divided: list[Piece] = []
         replicated: list[Piece] = []
         for number in self.sent:

@@ -89,10 +89,10 @@ class OpenFiles(Readable):
     """
 
     def __init__(self, headers: Sequence[Header]) -> None:
-        self.headers = list(headers)
+        self.headers: list[Header] = list(headers)
         self.tensors: list[Tensor] = [tensor for header in headers for tensor in header.tensors]
-        self.labels = [tensor[0] for tensor in self.tensors]
-        self.numbers = {name: number for number, name in enumerate(self.labels)}
+        self.labels: list[str] = [tensor[0] for tensor in self.tensors]
+        self.numbers: dict[str, int] = {name: number for number, name in enumerate(self.labels)}
         self._files = np.repeat(np.arange(len(headers)), [len(header.tensors) for header in headers])
         self._arrays: dict[tuple[Any, ...], StoredArray] = {}  # models have few shapes, and many tensors
         self._checksums: list[FileChecksums | None] | None = None  # until first needed

@@ -205,12 +205,18 @@ def _in_directory(directory: str) -> tuple[list[str], Index | None]:
     if checkpoint is not None:
         raise NotFound(
             f"there is no safetensors file in '{directory}', which is (in) a checkpoint; "
-            f"waystation.load('{checkpoint}') reads that",
+            f"waystation.load('{checkpoint}') reads that, and 'waystation export' makes safetensors files "
+            "of it",
             path=directory,
         )
     foreign = described(directory)
     raise NotFound(
-        f"there is no safetensors file in '{directory}'" + (f", which is {foreign}" if foreign else ""),
+        f"there is no safetensors file in '{directory}'"
+        + (
+            f", which is {foreign}"
+            if foreign
+            else "; give the directory of a model, its index, or one of its files"
+        ),
         path=directory,
     )
 

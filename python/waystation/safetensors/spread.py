@@ -216,7 +216,10 @@ def _checked(
             f"to must be several folders, such as ['/disk1/model', '/disk2/model'], not {to!r:.60}"
         )
     if len(to) < 2:
-        raise InvalidInput("a model is spread over two folders or more, one on each disk")
+        raise InvalidInput(
+            f"a model is spread over two folders or more, and {len(to) or 'none'} was given; give one on "
+            "each disk"
+        )
     return [storage.absolute(path) for path in to]
 
 

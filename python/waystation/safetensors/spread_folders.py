@@ -83,7 +83,7 @@ class Folders:
         self._relative_links = relative_links
         first = storage.status(paths[0], follow_links=False)
         is_link = first is not None and first.kind == "link"
-        self.paths = [storage.resolved(paths[0]) if is_link else paths[0], *paths[1:]]
+        self.paths: list[str] = [storage.resolved(paths[0]) if is_link else paths[0], *paths[1:]]
         self._check_paths()
         self._remove_dead()
         self._earlier = self._check_first()
@@ -188,8 +188,8 @@ class Folders:
                 found = storage.status(file, follow_links=False)
                 if found is not None and key_of(found.identity) not in known:
                     raise Conflict(
-                        f"'{file}' is there, and no part of a model at '{self.place}'; give a folder of its "
-                        "own, or, if no model uses the file any more, remove it",
+                        f"'{file}' is in the way: it is no part of a model at '{self.place}'; give another "
+                        "folder, or remove the file if no model uses it any more",
                         path=file,
                     )
 

@@ -29,7 +29,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from waystation import _forks, _processes, storage
-from waystation._errors import NotDirectory, NotFound, UnusablePath, WaystationError, from_os_error
+from waystation._errors import (
+    NotDirectory,
+    NotFound,
+    PermissionDenied,
+    UnusablePath,
+    WaystationError,
+    from_os_error,
+)
 from waystation.storage import names, signs_of_life
 
 _log = logging.getLogger("waystation")
@@ -86,7 +93,7 @@ class Leftover:
     @property
     def has_run_out(self) -> bool:
         """Whether it has shown no sign of life for longer than its owner leaves it without."""
-        return signs_of_life.has_run_out(_sign(self.path))
+        return _has_run_out(self.path)
 
 
 class Attempt:
@@ -103,11 +110,11 @@ class Attempt:
         self.target = target
         self._owner = _forks.Owner()
         self._renewal: weakref.finalize[..., Attempt] | None = None
-        self.id = new_attempt_id(transaction)
+        self.id: str = new_attempt_id(transaction)
         parent, name = os.path.split(target)
         self.parent = parent
-        self.created_parents = _make_parents(parent, permission_mode)
-        self.path = os.path.join(parent, names.attempt(name, self.id))
+        self.created_parents: list[str] = _make_parents(parent, permission_mode)
+        self.path: str = os.path.join(parent, names.attempt(name, self.id))
         try:
             self._create(permission_mode)
         except OSError as error:
@@ -298,7 +305,7 @@ def is_dead(attempt_id: str, path: str, owner: dict[str, Any]) -> bool:
     if is_ours and _processes.may_run(int(match["process"]), match["start"]):
         return False
     if signs_of_life.is_shared(path):
-        return (is_ours or "token" in owner) and signs_of_life.has_run_out(_sign(path))
+        return (is_ours or "token" in owner) and _has_run_out(path)
     if is_ours:
         return True
     boot, own_boot = owner.get("boot_id"), _boot_id()
@@ -306,7 +313,16 @@ def is_dead(attempt_id: str, path: str, owner: dict[str, Any]) -> bool:
         return False  # another namespace of this machine, of which nothing is known
     # An earlier boot of this machine, or a machine that has the file system from this one (NFS, virtiofs).
     is_earlier = owner.get("host") == _processes.host_name()
-    return is_earlier or ("token" in owner and signs_of_life.has_run_out(_sign(path)))
+    return is_earlier or ("token" in owner and _has_run_out(path))
+
+
+def _has_run_out(path: str) -> bool:
+    """Whether what an owner renews has not been renewed for too long. Of what must not be looked into nothing
+    is proven."""
+    try:
+        return signs_of_life.has_run_out(_sign(path))
+    except PermissionDenied:
+        return False
 
 
 def _sign(path: str) -> str:

@@ -142,7 +142,7 @@ class LocalRoot(LocalReader):
     def __init__(self, directory: _native.Directory) -> None:
         super().__init__(directory)
         self.engine = directory
-        self.path = directory.path
+        self.path: str = directory.path
 
     def is_current(self) -> bool:
         """See `base.Root`."""

@@ -285,11 +285,12 @@ class Checkpointer(ReadingCheckpointer):
         request = Request.of(step, checkpointables, overwrite, metrics, custom_metadata)
         begun = time.monotonic()
         with self._place.options() as options, self._beginning:
-            if not self._is_to_be_saved(request, options, force=force):
+            waited_s = self._turn_of(request, options, force=force)
+            if waited_s is None:
                 return False
             self._saver.save(self._over_damaged(request), options)
             self._decisions.has_saved()
-        self._log("save", request.step, begun, is_asynchronous=False)
+        self._log("save", request.step, begun, is_asynchronous=False, waited_s=waited_s)
         return True
 
     def save_checkpointables_async(
@@ -310,22 +311,30 @@ class Checkpointer(ReadingCheckpointer):
         request = Request.of(step, checkpointables, overwrite, metrics, custom_metadata)
         begun = time.monotonic()
         with self._place.options() as options, self._beginning:
-            if not self._is_to_be_saved(request, options, force=force):
+            waited_s = self._turn_of(request, options, force=force)
+            if waited_s is None:
                 return None
             response = self._saver.save_async(self._over_damaged(request), options)
             self._in_flight.add(response)
             self._decisions.has_saved()
-        self._log("save", request.step, begun, is_asynchronous=True)
+        self._log("save", request.step, begun, is_asynchronous=True, waited_s=waited_s)
         return response
 
-    def _is_to_be_saved(self, request: Request, options: Options, *, force: bool) -> bool:
-        """Saves to memory, and decides about the directory: if so, there is room for another save then."""
+    def _turn_of(self, request: Request, options: Options, *, force: bool) -> float | None:
+        """Saves to memory, and decides about the directory; if it is to have the step, waits until there is
+        room for another save.
+
+        Returns:
+            The seconds for which it has waited for earlier saves and deletions; None if the directory is not
+            to have the step.
+        """
         self._require_open()
         if self._remote is not None:
             self._remote.tell()
         if self._tier is not None:
             self._tier.save(request, options, force=force)
         self._in_flight.raise_failure()
+        begun = time.monotonic()
         if request.overwrite:
             self._in_flight.wait_for_step(request.step)
         elif self._place.catalogue.is_known(request.step):
@@ -335,12 +344,14 @@ class Checkpointer(ReadingCheckpointer):
                 step=request.step,
                 path=str(path),
             )
+        waited_s = time.monotonic() - begun
         if force:
             self._decisions.reached_preemption(request.step, options)
         elif not self._decisions.should_save(request.step, options, replaced=request.overwrite):
-            return False
+            return None
+        begun = time.monotonic()
         self._in_flight.wait_for_room()
-        return True
+        return waited_s + time.monotonic() - begun
 
     def _over_damaged(self, request: Request) -> Request:
         """A damaged checkpoint of the step gives way."""

@@ -41,7 +41,7 @@ class Decisions:
     def __init__(
         self, place: Place, in_flight: SavesInFlight, costs: SaveCosts, policy: SaveDecisionPolicy
     ) -> None:
-        self.is_preempted = False
+        self.is_preempted: bool = False
         self.known: Callable[[], list[Info]] = place.catalogue.known_by_age
         self._place = place
         self._in_flight = in_flight

@@ -25,7 +25,7 @@ class StepResponse(AsyncResponse[bool]):
     def __init__(self, step: int, what: str, work: Callable[[Progress], bool], *, is_save: bool) -> None:
         self.step = step
         self.is_save = is_save
-        self.was_asked = False
+        self.was_asked: bool = False
         super().__init__(what, work)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:

@@ -31,7 +31,7 @@ class SigtermHandler:
     """
 
     def __init__(self) -> None:
-        self.received = threading.Event()
+        self.received: threading.Event = threading.Event()
         self._previous: Any = None
         self._is_installed = False
 

@@ -283,16 +283,17 @@ class ReadingCheckpointer:
             found = root_metadata.read(self._place.root)
         return RootMetadata(directory=self.directory, custom_metadata=found)
 
-    def _log(self, event: str, step: int, begun: float, *, is_asynchronous: bool) -> None:
-        self._logger.log_entry(
-            {
-                "event_type": event,
-                "step": step,
-                "directory": str(self.directory),
-                "synchronous": not is_asynchronous,
-                "blocking_s": time.monotonic() - begun,
-            }
-        )
+    def _log(
+        self, event: str, step: int, begun: float, *, is_asynchronous: bool, waited_s: float | None = None
+    ) -> None:
+        entry = {
+            "event_type": event,
+            "step": step,
+            "directory": str(self.directory),
+            "synchronous": not is_asynchronous,
+            "blocking_s": time.monotonic() - begun,
+        }
+        self._logger.log_entry(entry if waited_s is None else {**entry, "waited_s": waited_s})
 
     # ---- older names ---------------------------------------------------------------------------
 

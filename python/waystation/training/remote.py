@@ -165,7 +165,7 @@ class OpenRemote:
 
     def __init__(self, remote: Remote, local: Place, root: str, *, reuse_unchanged: bool = False) -> None:
         self._reuse_unchanged = reuse_unchanged and storage.is_in_store(root)
-        self.place = Place(root, local.name_format, local.context)
+        self.place: Place = Place(root, local.name_format, local.context)
         self._remote = remote
         self._local = local
         self._policy = remote.keep or PreserveAll()

@@ -143,15 +143,15 @@ class Filling:
         statistics: ReadStatistics | None = None,
     ) -> None:
         self._whole = whole
-        self.resident = list(batches)
+        self.resident: list[Batch] = list(batches)
         self.staged: list[tuple[Codec, Incoming]] = []
         self.on_devices: list[Batch] = []
         if statistics is None:
             statistics = ReadStatistics()
-        self.reading = Reading(
+        self.reading: Reading = Reading(
             opened, options, progress, statistics, mappings, staging.CAST_GROUP_BYTES, is_bounded=False
         )
-        self.group_bytes = 0
+        self.group_bytes: int = 0
         if options.memory.read_concurrent_bytes is not None:
             self._bound(options.memory.read_concurrent_bytes, in_groups=in_groups)
 

@@ -37,7 +37,7 @@ class Progress:
         self._jobs: list[Job] = []
         self._watched: list[Job] = []
         self._finished = (0, 0)
-        self.cancelled = False
+        self.cancelled: bool = False
 
     def add(self, job: Job) -> None:
         """Counts a job into the progress; cancels it at once if cancellation was asked for."""

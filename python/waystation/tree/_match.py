@@ -58,12 +58,12 @@ class Mismatch:
         unexpected: list[int],
         clashes: Mapping[int, int],
     ) -> None:
-        self.stored = stored
-        self.wanted = wanted
-        self.leaves = leaves
-        self.missing = missing
-        self.unexpected = unexpected
-        self.clashes = clashes
+        self.stored: Structure = stored
+        self.wanted: Structure = wanted
+        self.leaves: list[int] = leaves
+        self.missing: list[int] = missing
+        self.unexpected: list[int] = unexpected
+        self.clashes: Mapping[int, int] = clashes
 
     def __repr__(self) -> str:
         return f"<Mismatch: {len(self.missing)} missing, {len(self.unexpected)} unexpected>"

@@ -7,7 +7,7 @@ same; nothing is imported or called on behalf of its tag.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from waystation.tree._keys import AttributeKey, ChildKey, DictKey, Key, SequenceKey
 
@@ -26,12 +26,12 @@ class NamedNode:
     """
 
     __slots__ = ("tag", "fields", "has_static")
-    __hash__ = None  # type: ignore[assignment]  # children are arrays and lists
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]  # children are arrays and lists
 
     def __init__(self, tag: str, fields: Mapping[Key, Any], has_static: bool = False) -> None:
-        self.tag = tag
-        self.fields = dict(fields)
-        self.has_static = has_static
+        self.tag: str = tag
+        self.fields: dict[Key, Any] = dict(fields)
+        self.has_static: bool = has_static
 
     def __getattr__(self, name: str) -> Any:
         # Reached only for names that are no attribute; an unset slot means that the object is being made.

@@ -33,8 +33,8 @@ class Structure:
     __slots__ = ("nodes", "leaf_count")
 
     def __init__(self, nodes: Sequence[Node], leaf_count: int) -> None:
-        self.nodes = tuple(nodes)
-        self.leaf_count = leaf_count
+        self.nodes: tuple[Node, ...] = tuple(nodes)
+        self.leaf_count: int = leaf_count
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Structure):

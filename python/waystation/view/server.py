@@ -48,10 +48,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from waystation import storage
-from waystation._errors import Cancelled, InvalidInput, NotFound, Unavailable, from_os_error
+from waystation._errors import (
+    Cancelled,
+    InvalidInput,
+    NotFound,
+    PermissionDenied,
+    Unavailable,
+    from_os_error,
+)
 from waystation._options.in_effect import current_options
 from waystation.checkpoint.paths import is_checkpoint
 from waystation.layouts.opened import ArrayLeaf, Opened
+from waystation.training.logger import save_calls_in_log
 from waystation.transfers.statistics import saves_in_log
 from waystation.view.statistics import LIMIT_BYTES, statistics_of
 from waystation.view.timelines import DrawnTimeline, read_timeline
@@ -59,7 +67,7 @@ from waystation.view.timelines import DrawnTimeline, read_timeline
 T = TypeVar("T")
 OnProgress = Callable[[int, int], None]
 Document = dict[str, Any]
-Kind = Literal["checkpoint", "run", "timeline", "log"]
+Kind = Literal["checkpoint", "run", "timeline", "log", "closed"]
 
 ADDRESS = "127.0.0.1"
 ASSETS = Path(__file__).parent / "assets"
@@ -169,11 +177,30 @@ class Source:
 
     Attributes:
         path: It.
-        kind: What is there.
+        kind: What is there; `closed` where that could not be told.
     """
 
     path: str
     kind: Kind
+
+
+def sources_at(paths: Sequence[str]) -> list[Source]:
+    """What is at each of some paths. One that cannot be looked at now is shown as such beside others.
+
+    Raises:
+        PermissionDenied, Unavailable: None of them can be looked at.
+        NotFound, InvalidInput: One is a mistake, see `source_at`.
+    """
+    sources, refusals = list[Source](), list[Exception]()
+    for path in paths:
+        try:
+            sources.append(source_at(path))
+        except (PermissionDenied, Unavailable) as error:
+            sources.append(Source(storage.located(path), "closed"))
+            refusals.append(error)
+    if refusals and len(refusals) == len(sources):
+        raise refusals[0]
+    return sources
 
 
 def source_at(path: str) -> Source:
@@ -182,6 +209,7 @@ def source_at(path: str) -> Source:
     Raises:
         NotFound: Nothing is.
         InvalidInput: It is a published model.
+        PermissionDenied, Unavailable: It cannot be looked at.
     """
     place = storage.located(path)
     if place.endswith(".safetensors"):
@@ -195,7 +223,10 @@ def source_at(path: str) -> Source:
         return Source(place, "checkpoint")
     if storage.is_directory(storage.resolved(place)):
         return Source(place, "run")
-    raise NotFound(f"there is neither a checkpoint, a run nor a file at '{place}'", path=place)
+    raise NotFound(
+        f"nothing is at '{place}'; give a checkpoint, a directory of checkpoints, a timeline or a log",
+        path=place,
+    )
 
 
 # ---- the server --------------------------------------------------------------------------------
@@ -242,7 +273,7 @@ class Window:
     ) -> None:
         port = listener.getsockname()[1]
         token = secrets.token_urlsafe(_TOKEN_BYTES)
-        self.url = f"http://{ADDRESS}:{port}/{token}/"
+        self.url: str = f"http://{ADDRESS}:{port}/{token}/"
         self._listener = listener
         self._answers = _Answers(sources, documents, watches=watches)
         guarded = _Guard(self._answers.application(), token, port)
@@ -371,6 +402,7 @@ class _Answers:
         """The routes."""
         plain: dict[str, Callable[[Request], Document]] = {
             "sources": self._tell_sources,
+            "look": self._look_again,
             "ls": lambda request: self._documents.ls(self._path(request)),
             "inspect": self._inspect,
             "rows": self._rows,
@@ -523,6 +555,13 @@ class _Answers:
             "limit_bytes": LIMIT_BYTES,
         }
 
+    def _look_again(self, request: Request) -> Document:
+        """What is at a path that could not be looked at before; raises what is still in the way."""
+        number = _whole(request, "source")
+        found = source_at(self._source(request, ("closed",)).path)
+        self._sources[number] = found
+        return {"source": number, "kind": found.kind}
+
     def _inspect(self, request: Request) -> Document:
         seen = self._documents.see(self._path(request))
         with self._lock:
@@ -600,8 +639,12 @@ class _Answers:
     def _log(self, request: Request) -> Document:
         source = self._source(request, ("log",))
         content = storage.read_file(source.path, limit_bytes=_LOG_LIMIT_BYTES)
-        saves = saves_in_log(content.decode(errors="replace").splitlines())
-        return {"path": source.path, "saves": [asdict(save) for save in saves]}
+        lines = content.decode(errors="replace").splitlines()
+        return {
+            "path": source.path,
+            "saves": [asdict(save) for save in saves_in_log(lines)],
+            "calls": [asdict(call) for call in save_calls_in_log(lines)],
+        }
 
 
 def _whole(request: Request, name: str) -> int:

@@ -27,7 +27,11 @@ def run(output: Output, arguments: Sequence[str]) -> NoReturn:
     directory = _discarded(arguments)
     # The agent makes the directory that it is given: a mistyped one would look like a store that was removed.
     if directory is not None and not _may_hold_store(directory):
-        output.note(f"error: there is no store in '{plain(directory)}'; nothing was removed", style="red")
+        output.note(
+            f"error: '{plain(directory)}' holds no store of an agent, so nothing was removed; give the "
+            "directory that 'waystation launch --agent' or 'waystation agent run --directory' was given",
+            style="red",
+        )
         raise typer.Exit(NO_STORE)
     os.execv(program, [str(program), *(arguments or ["--help"])])
 

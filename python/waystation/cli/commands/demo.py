@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from waystation import storage
 from waystation.cli.output import Output
 from waystation.errors import InvalidInput
 from waystation_demo import DemoFailed, memory_tier
@@ -19,7 +20,9 @@ FAILED_CLAIM = 1
 def run(output: Output, output_path: Path, *, memory: bool, runtime: bool, quick: bool) -> None:
     """Runs it, or that of the memory tier or the runtime; exits with 1 if a claim does not hold."""
     if memory and runtime:
-        raise InvalidInput("give one of --memory and --runtime: each is a demonstration of its own")
+        raise InvalidInput("give only one of --memory and --runtime: each is a demonstration of its own")
+    if storage.is_there(output_path) and not storage.is_directory(output_path):
+        raise InvalidInput(f"'{output_path}' is a file; give a directory with --output, or leave it out")
     console = Console(quiet=True) if output.as_json else output.console
     tell = memory_tier.run if memory else runtime_demo.run if runtime else run_demo
     try:

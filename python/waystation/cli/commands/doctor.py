@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from waystation import _native
+from waystation import _native, storage
 from waystation.cli import formatting
 from waystation.cli.findings import (
     MEMORY_PLACE,
@@ -23,7 +23,7 @@ from waystation.cli.findings import (
     program_findings,
 )
 from waystation.cli.output import Output
-from waystation.errors import WaystationError
+from waystation.errors import InvalidInput, WaystationError
 
 FOUND_PROBLEM = 1
 
@@ -41,8 +41,18 @@ _MARKS: dict[Verdict, tuple[str, str]] = {
 
 
 def run(output: Output, path: Path, *, tune: bool) -> None:
-    """Looks, measures if asked to, prints the findings, and exits with 1 if something is bad."""
+    """Looks, measures if asked to, prints the findings, and exits with 1 if something is bad.
+
+    Raises:
+        InvalidInput: There is no directory.
+    """
     directory = str(path.expanduser().absolute())
+    if not storage.is_directory(directory):
+        what = "a file" if storage.is_there(directory) else "not there"
+        raise InvalidInput(
+            f"'{directory}' is {what}; give a directory: 'doctor' tries in it what its file system can do",
+            path=directory,
+        )
     probe = _native.probe(directory)
     if tune:
         with output.working("measuring how fast this file system is"):

@@ -50,7 +50,10 @@ def _agreed(output: Output, yes: bool) -> bool:
     if yes:
         return True
     if output.as_json or not sys.stdin.isatty():
-        raise InvalidInput("nobody can be asked here; give --yes to remove them, or --dry-run to only look")
+        raise InvalidInput(
+            "the command asks before it removes anything, and cannot ask here; give --yes to remove what it "
+            "finds, or --dry-run to only see that"
+        )
     return typer.confirm("Remove them?")
 
 

@@ -22,10 +22,26 @@ from waystation.checkpoint.paths import (
 )
 from waystation.cli import formatting
 from waystation.cli.output import Output
-from waystation.errors import InvalidInput, WaystationError
+from waystation.errors import InvalidInput, PermissionDenied, WaystationError
 from waystation.layouts.native.read import array_count, open_checkpoint
 
 FOUND_DAMAGE = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the directories in a directory are.
+
+    Attributes:
+        own: Paths of checkpoints in the native layout, also of those that have lost their record.
+        orbax: Paths of those in Orbax's layouts.
+        closed: Paths of those that this process must not look into, each with the error of the system: they
+            may be checkpoints, or not (`lost+found`).
+    """
+
+    own: list[str]
+    orbax: list[str]
+    closed: list[tuple[str, PermissionDenied]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +55,7 @@ class _Entry:
     generation: int | None = None
     duration_s: float | None = None
     problem: str | None = None
+    is_damaged: bool = False
 
     @property
     def name(self) -> str:
@@ -56,32 +73,34 @@ def run(output: Output, directory: str) -> None:
     if storage.is_directory(parent) and os.path.basename(parent) and is_checkpoint(parent):
         raise InvalidInput(f"'{parent}' is a checkpoint itself; 'waystation inspect {parent}' shows it")
     leftovers = find_leftovers(parent)
-    own, others = checkpoints_in(parent)
-    entries = _entries(output, own)
+    found = checkpoints_in(parent)
+    entries = _entries(output, found.own)
     if output.as_json:
-        output.document(_document(parent, entries, others, leftovers))
+        output.document(_document(parent, entries, found, leftovers))
     else:
-        _show(output, parent, entries, others, leftovers)
-    if any(entry.problem for entry in entries):
+        _show(output, parent, entries, found, leftovers)
+    if any(entry.is_damaged for entry in entries):
         raise typer.Exit(FOUND_DAMAGE)
 
 
-def checkpoints_in(parent: str) -> tuple[list[str], list[str]]:
-    """Paths of the checkpoints in a directory, also of those that have lost their record, and of those in
-    Orbax's layouts; those that end in numbers in the order of these."""
+def checkpoints_in(parent: str) -> Found:
+    """The checkpoints in a directory; those that end in numbers in the order of these."""
     names = sorted(storage.directories(parent), key=natural_order)
     paths = [os.path.join(parent, name) for name in names]
-    layouts = storage.side_by_side(parent, _layout_of, paths)
-    own, others = (
-        [path for path, found in zip(paths, layouts, strict=True) if found == layout]
-        for layout in ("native", "orbax")
+    layouts = list(zip(paths, storage.side_by_side(parent, _layout_of, paths), strict=True))
+    return Found(
+        [path for path, layout in layouts if layout == "native"],
+        [path for path, layout in layouts if layout == "orbax"],
+        [(path, layout) for path, layout in layouts if isinstance(layout, PermissionDenied)],
     )
-    return own, others
 
 
-def _layout_of(path: str) -> str | None:
-    """The layout of a checkpoint, of one that has lost its record as well."""
-    return layout_at(path) or ("native" if lost_record(path) else None)
+def _layout_of(path: str) -> str | PermissionDenied | None:
+    """The layout of a checkpoint, of one that has lost its record as well; or why it cannot be told."""
+    try:
+        return layout_at(path) or ("native" if lost_record(path) else None)
+    except PermissionDenied as error:
+        return error
 
 
 def _entries(output: Output, paths: list[str]) -> list[_Entry]:
@@ -103,13 +122,15 @@ def _look_at(path: str) -> _Entry:
         record = open_checkpoint(path)
         arrays = sum(array_count(path, record, name) for name in record.checkpointables)
     except WaystationError as error:
-        return _Entry(path, nbytes, problem=error.message)
+        is_damaged = not isinstance(error, PermissionDenied)
+        problem = formatting.without_number(error.message)
+        return _Entry(path, nbytes, problem=problem, is_damaged=is_damaged)
     took_s = None if record.begun_ns is None else (record.created_ns - record.begun_ns) / 1e9
     return _Entry(path, nbytes, arrays, record.created_ns, record.generation, took_s)
 
 
 def _document(
-    parent: str, entries: list[_Entry], others: list[str], leftovers: list[FoundLeftover]
+    parent: str, entries: list[_Entry], found: Found, leftovers: list[FoundLeftover]
 ) -> dict[str, Any]:
     return {
         "directory": parent,
@@ -127,21 +148,30 @@ def _document(
             }
             for entry in entries
         ],
-        "orbax_checkpoints": others,
-        "attempts": [attempt_document(found) for found in leftovers],
+        "orbax_checkpoints": found.orbax,
+        "unreadable": [
+            {"path": path, "problem": formatting.without_number(error.message)}
+            for path, error in found.closed
+        ],
+        "attempts": [attempt_document(leftover) for leftover in leftovers],
     }
 
 
 def _show(
-    output: Output, parent: str, entries: list[_Entry], others: list[str], leftovers: list[FoundLeftover]
+    output: Output, parent: str, entries: list[_Entry], found: Found, leftovers: list[FoundLeftover]
 ) -> None:
     if entries:
         _show_entries(output, entries)
-    elif not others:
+    elif not found.orbax:
         output.line(f"no checkpoints in {parent}")
-    if others:
-        names = ", ".join(os.path.basename(path) for path in others)
+    if found.orbax:
+        names = ", ".join(os.path.basename(path) for path in found.orbax)
         output.line(formatting.plain(f"in Orbax's layout, which can be loaded and exported: {names}"))
+    if found.closed:
+        output.line()
+        output.line("directories that this user cannot read; they may be checkpoints:", style="yellow")
+    for path, error in found.closed:
+        output.line(f"  {path}: {formatting.without_number(error.message)}", style="yellow")
     if leftovers:
         output.line()
         output.line("saves and exports that did not end:", style="yellow")
@@ -165,7 +195,7 @@ def _show_entries(output: Output, entries: list[_Entry]) -> None:
             committed = formatting.shown_moment(entry.created_ns)
             cells = [step, str(entry.arrays), size, committed, str(entry.generation)]
         else:
-            cells = [step, "", size, "damaged", ""]
+            cells = [step, "", size, "damaged" if entry.is_damaged else "unreadable", ""]
         style = "red" if entry.problem else None
         table.add_row(*(Text(formatting.plain(cell)) for cell in [entry.name, *cells]), style=style)
     output.show(table)

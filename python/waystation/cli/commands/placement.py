@@ -61,7 +61,9 @@ def _losses(placement: Placement, domain_count: int | None) -> range:
 def _hosts(request: Request) -> _Hosts:
     if request.domains is not None:
         if request.hosts_per_domain is not None:
-            raise InvalidInput("give --domains or --hosts-per-domain: both say which hosts share a domain")
+            raise InvalidInput(
+                "give only one of --domains and --hosts-per-domain: each says which hosts share a domain"
+            )
         hosts = _read_domains(request.domains)
         if request.hosts not in (None, len(hosts.names)):
             raise InvalidInput(

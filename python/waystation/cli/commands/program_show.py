@@ -145,8 +145,8 @@ def _read(path: Path) -> Program:
         found = decode(data)
     except Corrupt as error:
         raise InvalidInput(
-            f"'{path}' is no program: {error.message}; give a text that `program show` has printed, or what "
-            "`runtime.ir.encode` has made"
+            f"'{path}' holds no program of the runtime: {error.message}; give a file with the text that "
+            "'waystation program show' prints, or with the bytes that waystation.runtime.ir.encode returns"
         ) from error
     if not isinstance(found, Program):
         raise Unsupported(f"'{path}' holds a {type(found).__name__}, which is not a program in the high form")

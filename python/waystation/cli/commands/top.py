@@ -107,7 +107,9 @@ def agents_of(request: Request) -> list[Agent]:
     """
     given = [request.directory is not None, bool(request.metrics), request.hosts is not None]
     if sum(given) > 1:
-        raise InvalidInput("give one of --directory, --metrics and --hosts: each says which agents are meant")
+        raise InvalidInput(
+            "give only one of --directory, --metrics and --hosts: each says which agents are meant"
+        )
     if request.hosts is not None:
         return in_file(request.hosts, request.metrics_port)
     if request.metrics:
@@ -354,7 +356,7 @@ def _look_at(agent: Agent) -> View:
                 (label,) = sample.labels.values()
                 numbers.setdefault(name, {})[label] = sample.value
     except WaystationError as error:
-        return View(agent.name, error.message)
+        return View(agent.name, formatting.without_number(error.message))
     if agent.counts_this and "processes" in numbers:
         numbers["processes"] -= 1
     return View(about.get("host") or agent.name, None, numbers, about)
@@ -368,8 +370,10 @@ def _fetch(host: str, port: int) -> str:
         answer = connection.getresponse()
         content = answer.read(_MOST_BYTES)
     except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise Unavailable(
-            f"no agent answers at {_joined(host, port)}: {str(error) or type(error).__name__}"
+            f"no agent answers at {_joined(host, port)}: {reason}; start one with 'waystation agent run "
+            f"--metrics {_joined(host, port)} …', or see whether its host runs"
         ) from None
     finally:
         connection.close()

@@ -8,12 +8,12 @@ from typing import Any
 import typer
 
 from waystation import storage
-from waystation.checkpoint.paths import lost_record
+from waystation.checkpoint.paths import is_checkpoint, lost_record
 from waystation.checkpoint.verify import Damage, Verification, verify
 from waystation.cli import formatting
 from waystation.cli.commands.ls import checkpoints_in
 from waystation.cli.output import Output
-from waystation.errors import NotFound
+from waystation.errors import InvalidInput, NotFound
 from waystation.layouts.native import names
 from waystation.layouts.orbax.checkpoint import had_checksums
 
@@ -46,13 +46,17 @@ def run(output: Output, path: str, *, every: bool) -> None:
 def _targets(directory: str) -> tuple[list[str], list[str]]:
     """The checkpoints in a directory, and those that cannot be verified: they have no checksums."""
     parent = storage.resolved(storage.located(directory))
+    if os.path.basename(parent) and is_checkpoint(parent):
+        raise InvalidInput(f"'{parent}' is a checkpoint itself; leave --all out to verify it")
     if not storage.is_directory(parent):
         raise NotFound(f"there is no directory '{parent}'", path=parent)
-    targets, others = checkpoints_in(parent)
-    if not targets and not others:
+    found = checkpoints_in(parent)
+    for _, error in found.closed:  # it may be a checkpoint, which would not be verified
+        raise error
+    if not found.own and not found.orbax:
         raise NotFound(f"there are no checkpoints in '{parent}'", path=parent)
-    summed = [other for other in others if had_checksums(other)]
-    return targets + summed, [other for other in others if other not in summed]
+    summed = [other for other in found.orbax if had_checksums(other)]
+    return found.own + summed, [other for other in found.orbax if other not in summed]
 
 
 def _document(outcome: Verification) -> dict[str, Any]:

@@ -51,12 +51,13 @@ def run(output: Output, request: Request) -> None:
         Unsupported: The packages of the extra are not installed.
         NotFound: There is nothing at a path.
         Unavailable: The port is taken.
+        PermissionDenied, Unavailable: No path can be looked at.
     """
     if not all(importlib.util.find_spec(name) for name in _PACKAGES):
         raise Unsupported(f"the window needs packages that are not installed; {install_command('view')}")
     from waystation.view import server
 
-    sources = [server.source_at(path) for path in request.paths]
+    sources = server.sources_at(request.paths)
     agents = _agents(request.agents)
     listener = server.listen(request.port)
     window = server.Window(sources, Commands(agents), listener, watches=bool(agents))

@@ -151,8 +151,8 @@ class SafeTensorsMetadata:
         self.framework = framework
         self.header = header
         self.metadata: dict[str, str] | str = header.metadata if header.metadata is not None else ""
-        self.header_length = header.data_start
-        self.size_bytes = header.identity.nbytes
+        self.header_length: int = header.data_start
+        self.size_bytes: int = header.identity.nbytes
         self.tensors: dict[str, TensorFrame] = {}
         for name, dtype, shape, begin, end in header.tensors:
             offsets = [begin - header.data_start, end - header.data_start]

@@ -269,9 +269,9 @@ class FilesBufferOnDevice:
     ) -> None:
         self.framework = framework
         self.borrowed_tensors = borrowed_tensors
-        self.rank_loaders = dict(rank_loaders)
+        self.rank_loaders: dict[int, list[FileShare]] = dict(rank_loaders)
         self.pg = pg
-        self.auto_mem_delete = auto_mem_delete and pg.size() > 1
+        self.auto_mem_delete: bool = auto_mem_delete and pg.size() > 1
         self.key_to_rank_lidx: dict[str, tuple[int, int]] = {}
         self._asked: dict[tuple[int, int], set[str]] = {}
         self._wait: Callable[[], None] | None = wait

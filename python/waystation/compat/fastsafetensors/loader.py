@@ -79,8 +79,8 @@ class SafeTensorsFileLoader:
     ) -> None:
         check_framework(framework)
         self.framework = framework
-        self.pg = ProcessGroup(pg)
-        self.device = Device.from_str(str(device))
+        self.pg: ProcessGroup = ProcessGroup(pg)
+        self.device: Device = Device.from_str(str(device))
         self.disable_cache = disable_cache
         self.nogds = nogds
         self.meta: dict[str, tuple[SafeTensorsMetadata, int]] = {}
@@ -326,12 +326,14 @@ class fastsafe_open:  # noqa: N801
         max_copy_block_size: int = 16 * 1024 * 1024 * 1024,
         use_fgds: bool = False,
     ) -> None:
-        self.loader = SafeTensorsFileLoader(pg, device, nogds=nogds, framework=framework)
+        self.loader: SafeTensorsFileLoader = SafeTensorsFileLoader(
+            pg, device, nogds=nogds, framework=framework
+        )
         by_rank = filenames
         if not isinstance(by_rank, Mapping):
             by_rank = {0: [by_rank] if isinstance(by_rank, str) else by_rank}
         self.loader.add_filenames(by_rank)
-        self.fb = self.loader.copy_files_to_device()
+        self.fb: FilesBufferOnDevice = self.loader.copy_files_to_device()
 
     def metadata(self) -> dict[str, dict[str, str] | str]:
         """The text for people of each file; an empty string where there is none."""

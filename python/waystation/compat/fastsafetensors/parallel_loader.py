@@ -83,7 +83,7 @@ class PipelineParallel:
         **kwargs: Any,
     ) -> None:
         self.loader = loader
-        self.hf_weights_files = list(hf_weights_files)
+        self.hf_weights_files: list[str] = list(hf_weights_files)
         self.overlap_io = overlap_io
         self.borrowed_tensors = borrowed_tensors
         self._group = ProcessGroup(pg)
@@ -117,14 +117,14 @@ class PipelineParallel:
                 raise InvalidInput(message)
         if tensor_filter is not None:
             loader.set_tensor_filter(tensor_filter)
-        self.queue_size = queue_size
+        self.queue_size: int = queue_size
         terms = Terms(
             budget_bytes=device_memory_budget,
             part_bytes=max_batch_bytes,
             group_size=self._group.size(),
             accumulates=accumulate_resident,
         )
-        self.weight_files_batches = self._batches(terms, resident_tensor)
+        self.weight_files_batches: list[Batch] = self._batches(terms, resident_tensor)
 
     # ---- what is loaded together ---------------------------------------------------------------
 

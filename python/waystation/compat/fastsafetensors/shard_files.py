@@ -33,12 +33,12 @@ class Staged:
     """
 
     def __init__(self, path: str, header: bytes, nbytes: int) -> None:
-        self.path = os.path.abspath(path)
+        self.path: str = os.path.abspath(path)
         self._owner = _forks.Owner()
         self.header = header
         self.nbytes = nbytes
         directory, name = os.path.split(self.path)
-        self.place = os.path.join(directory, storage.names.attempt(name, new_attempt_id()))
+        self.place: str = os.path.join(directory, storage.names.attempt(name, new_attempt_id()))
 
     def publish(self) -> None:
         """Gives it its name; an earlier file of that name is gone then."""

@@ -157,7 +157,7 @@ class ProcessGroup:
     def __init__(self, group: Any) -> None:
         real: Any = group.real_pg if isinstance(group, ProcessGroup) else group
         self.real_pg: Any = None if isinstance(real, SingleGroup) else real
-        self.collectives = torch_groups().of_group(self.real_pg)
+        self.collectives: Any = torch_groups().of_group(self.real_pg)
 
     def size(self) -> int:
         """The number of processes."""

@@ -246,7 +246,7 @@ class PyTreeCheckpointHandler(_TreeHandler):
         transfer = save_device_host_concurrent_gb
         if memory_limit_options is not None:
             transfer = memory_limit_options.max_transfer_concurrent_gb
-        self.tree_options = TreeOptions(
+        self.tree_options: TreeOptions = TreeOptions(
             use_ocdbt,
             use_zarr3,
             use_compression,
@@ -291,7 +291,7 @@ class BasePyTreeCheckpointHandler(PyTreeCheckpointHandler):
         super().__init__(**kwargs)
         given = self.tree_options
         transfer = save_device_host_concurrent_bytes
-        self.tree_options = TreeOptions(
+        self.tree_options: TreeOptions = TreeOptions(
             given.use_ocdbt,
             given.use_zarr3,
             given.use_compression,
@@ -332,7 +332,7 @@ class StandardCheckpointHandler(_TreeHandler):
         pytree_metadata_options: PyTreeMetadataOptions | None = None,
         use_ocdbt: bool = True,
     ) -> None:
-        self.tree_options = TreeOptions(
+        self.tree_options: TreeOptions = TreeOptions(
             use_ocdbt,
             support_rich_types=pytree_metadata_options is not None
             and pytree_metadata_options.support_rich_types,
@@ -709,8 +709,10 @@ class CompositeOptions:
     ) -> None:
         if temporary_path_class is not None:
             raise Unsupported("temporary_path_class must be None: a rename commits a checkpoint")
-        self.multiprocessing_options = multiprocessing_options or MultiprocessingOptions()
-        self.temporary_path_class = None
+        self.multiprocessing_options: MultiprocessingOptions = (
+            multiprocessing_options or MultiprocessingOptions()
+        )
+        self.temporary_path_class: None = None
         self.file_options = file_options
         self.atomicity_options = atomicity_options
         self.async_options = async_options
@@ -737,7 +739,7 @@ class CompositeCheckpointHandler(AsyncCheckpointHandler):
 
         if handler_registry is not None and (item_names or items_and_handlers):
             raise InvalidInput("give either items or handler_registry, which says all of them")
-        self.items = Items(item_names, items_and_handlers, handler_registry)
+        self.items: Items = Items(item_names, items_and_handlers, handler_registry)
 
     async def async_save(self, directory: Any, args: Any = None) -> list[Future] | None:
         """Saves the items to directories below one that is there."""

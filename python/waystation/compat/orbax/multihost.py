@@ -27,9 +27,9 @@ __all__ = [
 ]
 
 _DEADLINE_S = 300
-is_pathways_backend = jax_public.is_pathways_backend
-process_count = jax.process_count
-is_jax_distributed_client_initialized = jax.is_distributed
+is_pathways_backend: Callable[[], bool] = jax_public.is_pathways_backend
+process_count: Callable[[], int] = jax.process_count
+is_jax_distributed_client_initialized: Callable[[], bool] = jax.is_distributed
 
 
 class BarrierSyncFn(Protocol):

@@ -62,6 +62,11 @@ class Chunks(Sequence[Chunk]):
 
     __slots__ = ("_sources", "addresses", "arrays", "lengths", "others", "owners")
 
+    arrays: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    addresses: NDArray[np.int64]
+    owners: list[object]
+
     def __init__(
         self,
         sources: Sequence[ArraySource],
@@ -74,7 +79,7 @@ class Chunks(Sequence[Chunk]):
         self._sources = sources
         self.arrays, self.lengths = arrays, lengths
         self.addresses, self.owners = addresses, owners
-        self.others = others
+        self.others: dict[int, Chunk] = others
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk]) -> Chunks:

@@ -85,8 +85,8 @@ class StoreAttempt:
         judged: storage.Identity | None = None,
     ) -> None:
         self.target = target
-        self.id = new_attempt_id()
-        self.path = os.path.join(target, storage.names.attempt("", self.id))
+        self.id: str = new_attempt_id()
+        self.path: str = os.path.join(target, storage.names.attempt("", self.id))
         self._owner = _forks.Owner()
         self._replaced: _Replaced | None = None
         self._may_be_committed = False

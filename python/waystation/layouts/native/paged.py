@@ -46,7 +46,9 @@ class PagedTable:
         self._kind = kind
         self._file_bytes = file_bytes
         try:
-            self.counts = _native.table_counts(path, kind, file_bytes, root=storage.engine_root(root))
+            self.counts: list[int] = _native.table_counts(
+                path, kind, file_bytes, root=storage.engine_root(root)
+            )
         except NotFound as error:
             raise _missing(error) from error
         self.bytes_read = PAGE_BYTES

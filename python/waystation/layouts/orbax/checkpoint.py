@@ -17,6 +17,7 @@ from waystation._errors import (
     CheckpointableNotFound,
     DeletionInProgressError,
     InvalidLayoutError,
+    PermissionDenied,
 )
 from waystation.layouts.orbax import deletion, names
 from waystation.layouts.orbax.checkpoint_metadata import CheckpointMetadata
@@ -112,10 +113,16 @@ def is_checkpoint(path: str, root: storage.Root | None = None) -> bool:
         return False
     if any(_has(path, marker, root) for marker in _MARKERS):
         return True
-    return any(
-        _has(directory, names.TREE_METADATA, root) and not _is_own(directory, root)
-        for directory in _below(path, root)
-    )
+    return any(_is_part(directory, root) for directory in _below(path, root))
+
+
+def _is_part(directory: str, root: storage.Root | None) -> bool:
+    """Whether a directory is a checkpointable, and no checkpoint itself. One that must not be looked into, as
+    `lost+found`, makes none of what it is in."""
+    try:
+        return _has(directory, names.TREE_METADATA, root) and not _is_own(directory, root)
+    except PermissionDenied:
+        return False
 
 
 def _may_be_committed(path: str, root: storage.Root | None) -> bool:

@@ -47,7 +47,7 @@ class OrbaxStoreAttempt:
 
     def __init__(self, target: str, metadata: bytes) -> None:
         self.path = target
-        self.id = new_attempt_id()
+        self.id: str = new_attempt_id()
         self._owner = _forks.Owner()
         self._may_be_committed = False
         self._lease = Lease(_lease_of(target, self.id))

@@ -20,7 +20,7 @@ import itertools
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ import jax
 
 from waystation import _forks
 from waystation._errors import Cancelled, Internal, InvalidInput, Unavailable, WaystationError
+from waystation.frameworks.jax_public import Device
 from waystation.runtime.cluster.status import DEADLINE_S, require_island_name
 from waystation.runtime.controller import (
     Abandon,
@@ -68,13 +69,13 @@ class LocalHost:
     def __init__(
         self,
         name: str,
-        devices: Sequence[jax.Device],
+        devices: Sequence[Device],
         exchange: LocalExchange,
         tell: Callable[[list[Done]], None],
     ) -> None:
         recorder = HostRecorder()
-        self.work = HostWork(name, devices, exchange, recorder)
-        self.queue = WorkQueue(name, self.work, tell, recorder, ends_at_once=True)
+        self.work: HostWork = HostWork(name, devices, exchange, recorder)
+        self.queue: WorkQueue = WorkQueue(name, self.work, tell, recorder, ends_at_once=True)
         self._numbers = itertools.count()
 
     def begin(self, message: Message) -> None:
@@ -100,7 +101,7 @@ class LocalCluster:
     def __init__(
         self,
         islands: Mapping[str, int],
-        devices: Sequence[jax.Device] | None = None,
+        devices: Sequence[Device] | None = None,
         limits: MemoryLimits | None = None,
     ) -> None:
         available = list(jax.devices() if devices is None else devices)
@@ -117,7 +118,7 @@ class LocalCluster:
         self._hosts: dict[str, LocalHost] = {}
         self._clients: set[str] = set()
         self._lost: set[str] = set()  # islands
-        self.function_numbers = itertools.count()
+        self.function_numbers: Iterator[int] = itertools.count()
         self._todo: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closing = threading.RLock()
         self._is_closed = False
@@ -210,7 +211,7 @@ class LocalCluster:
             except Exception:  # a defect: others go on
                 _log.exception("the controller of this process has failed at something")
 
-    def _add_island(self, name: str, devices: Sequence[jax.Device], limits: MemoryLimits) -> None:
+    def _add_island(self, name: str, devices: Sequence[Device], limits: MemoryLimits) -> None:
         require_island_name(name)
         host = Host(f"{name}/0", name, len(devices), devices[0].platform)
         self._controller.addresses[host.name] = host.name
@@ -303,7 +304,7 @@ class LocalCalls:
 
     def __init__(self, cluster: LocalCluster, methods: ClientMethods) -> None:
         self.cluster = cluster
-        self.client = methods.client
+        self.client: str = methods.client
         self._methods = methods
         self._owner = _forks.Owner()
 

@@ -216,7 +216,10 @@ def _start(ray: Any, address: str | None, undo: contextlib.ExitStack) -> None:
         raise InvalidInput(f"'{address}' is no address of a Ray cluster (HOST:PORT): {error}") from error
     except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
         where = "on this machine" if address == "auto" else f"at '{address}'"
-        raise Unavailable(f"there is no Ray cluster {where} that this program can join: {error}") from error
+        reason = f": {error}"
+        if address == "auto":  # Ray names an option that only its own commands have
+            reason = "; start one with 'ray start --head', or give the address of one"
+        raise Unavailable(f"there is no Ray cluster {where} that this program can join{reason}") from error
 
 
 def _enter(ray: Any, name: str | None, undo: contextlib.ExitStack) -> Connection:

@@ -31,7 +31,7 @@ class EventLog:
     """
 
     def __init__(self) -> None:
-        self.path = ""
+        self.path: str = ""
         self._log = logging.getLogger("waystation.runtime.manager")
         self._log.setLevel(logging.INFO)
         self._log.propagate = False

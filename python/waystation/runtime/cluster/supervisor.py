@@ -86,9 +86,9 @@ class Supervisor:
         epochs_before: int,
     ) -> None:
         self.request = request
-        self.state = IslandState.BUILDING
-        self.epoch = epochs_before
-        self.restarts = 0
+        self.state: IslandState = IslandState.BUILDING
+        self.epoch: int = epochs_before
+        self.restarts: int = 0
         self._listener = listener
         self._connections = connections
         self._secret = secret

@@ -36,7 +36,7 @@ class Timelines:
     """
 
     def __init__(self, members: Callable[[], Iterable[tuple[Member, int]]]) -> None:
-        self.recorder = ControllerRecorder()
+        self.recorder: ControllerRecorder = ControllerRecorder()
         self._members = members
         self._own = History(Source(""))
         self._hosts: dict[tuple[str, int], History] = {}

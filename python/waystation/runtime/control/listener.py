@@ -36,9 +36,9 @@ class Listener:
 
     def __init__(self, secret: bytes, tell: Callable[[str], None]) -> None:
         self.address = ""
-        self.keys = _native.PeerKeys.of_issuer(secret)
+        self.keys: _native.PeerKeys = _native.PeerKeys.of_issuer(secret)
         self.tell = tell
-        self.turned_away = TurnedAway(tell)
+        self.turned_away: TurnedAway = TurnedAway(tell)
         self._ends: dict[tuple[Role, str], End] = {}
         self._unproven: dict[End, None] = {}  # the oldest first
         self._server: asyncio.Server | None = None
@@ -131,7 +131,7 @@ class End(asyncio.Protocol):
     """
 
     def __init__(self, listener: Listener) -> None:
-        self.name = ""
+        self.name: str = ""
         self._listener = listener
         self._transport: asyncio.Transport | None = None
         self._address = "an unknown address"

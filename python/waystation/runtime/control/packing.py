@@ -70,7 +70,7 @@ class Packer:
     """
 
     def __init__(self) -> None:
-        self.integers = array("q")
+        self.integers: array[int] = array("q")
         self._known: dict[Hashable, int] = {}
         self._new: list[Any] = []
         self._objects: list[Any] = []

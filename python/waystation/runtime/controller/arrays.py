@@ -63,7 +63,7 @@ class Arrays:
     """
 
     def __init__(self) -> None:
-        self.table = ObjectTable()
+        self.table: ObjectTable = ObjectTable()
         self._handles: dict[str, dict[int, Handle]] = {}
         self._stored: dict[Handle, StoredArray] = {}
         self._errors: dict[Handle, WaystationError] = {}

@@ -52,17 +52,17 @@ class Controller:
     """
 
     def __init__(self, most_lowered: int = MOST_LOWERED) -> None:
-        self.resources = ResourceManager()
-        self.programs = Programs(self._forget_lists, most_lowered)
-        self.arrays = Arrays()
-        self.clients = Clients()
-        self.orders = Orders(self.clients.policy, self.arrays.failure_of)
+        self.resources: ResourceManager = ResourceManager()
+        self.programs: Programs = Programs(self._forget_lists, most_lowered)
+        self.arrays: Arrays = Arrays()
+        self.clients: Clients = Clients()
+        self.orders: Orders = Orders(self.clients.policy, self.arrays.failure_of)
         self.addresses: dict[str, str] = {}
         self.failures: dict[str, WaystationError] = {}
         self._islands: dict[str, Island] = {}
-        self.works = ArrayWorks(self)
-        self.checkpoints = Checkpoints(self)
-        self.suspensions = Suspensions(self)
+        self.works: ArrayWorks = ArrayWorks(self)
+        self.checkpoints: Checkpoints = Checkpoints(self)
+        self.suspensions: Suspensions = Suspensions(self)
         self._waiters: dict[Handle, list[Callable[[], None]]] = {}
         self._numbers = count(1)
 

@@ -48,7 +48,7 @@ class IslandOrder:
 
     def __init__(self, name: str, hosts: Mapping[str, int], limits: MemoryLimits, policy: Policy) -> None:
         self.name = name
-        self.scheduler = IslandScheduler(name, policy, least_in_flight=_LEAST_IN_FLIGHT)
+        self.scheduler: IslandScheduler = IslandScheduler(name, policy, least_in_flight=_LEAST_IN_FLIGHT)
         self.line: deque[Work] = deque()
         self.lists: dict[int, WaystationError | None] = {}
         self._hosts = dict(hosts)

@@ -54,7 +54,7 @@ class Orders:
         failure_of: Callable[[RunKey], WaystationError | None] = lambda run: None,
     ) -> None:
         self.effects: list[Effect] = []
-        self.observer = Observer()
+        self.observer: Observer = Observer()
         self.loads: set[RunKey] = set()
         self._make_policy = make_policy
         self._failure_of = failure_of

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from waystation.frameworks.dtypes import numpy_dtype
+from waystation.frameworks.jax_public import Device
 from waystation.grid import Box, Shape, relative_to, slices_of_box
 from waystation.runtime.execution.buffers import assembled
 from waystation.runtime.ir import Sharding, Value
@@ -24,7 +25,7 @@ Block = np.ndarray[Any, np.dtype[Any]]
 Piece = jax.Array | Callable[[], Block]
 
 
-def named_sharding(sharding: Sharding, devices: tuple[jax.Device, ...]) -> jax.sharding.NamedSharding:
+def named_sharding(sharding: Sharding, devices: tuple[Device, ...]) -> jax.sharding.NamedSharding:
     """A sharding over devices of JAX, equal to that of what functions are compiled for."""
     sizes = tuple(size for _, size in sharding.axes)
     names = tuple(name for name, _ in sharding.axes)
@@ -43,12 +44,12 @@ class Lying:
         local: The place in the slice of each device of this host, by its number on the host.
     """
 
-    def __init__(self, value: Value, devices: tuple[jax.Device, ...], local: dict[int, int]) -> None:
+    def __init__(self, value: Value, devices: tuple[Device, ...], local: dict[int, int]) -> None:
         self.value = value
-        self.sharding = named_sharding(value.sharding, devices)
-        self.dtype = numpy_dtype(value.dtype)
-        self.shard_shape = value.sharding.shard_shape(value.shape)
-        self.devices = {index: devices[place] for index, place in local.items()}
+        self.sharding: jax.sharding.NamedSharding = named_sharding(value.sharding, devices)
+        self.dtype: np.dtype[Any] | None = numpy_dtype(value.dtype)
+        self.shard_shape: Shape = value.sharding.shard_shape(value.shape)
+        self.devices: dict[int, Device] = {index: devices[place] for index, place in local.items()}
         self._places = local
 
     def box(self, index: int) -> Box:
@@ -129,10 +130,10 @@ class Assembly:
 
 
 # Compiled, since JAX dispatches that faster than a single operation.
-own_copy = jax.jit(jnp.copy)
+own_copy: Callable[[jax.Array], jax.Array] = jax.jit(jnp.copy)
 
 
-def copied(block: jax.Array | Block, device: jax.Device) -> jax.Array:
+def copied(block: jax.Array | Block, device: Device) -> jax.Array:
     """A block on a device, which shares its memory with no array of JAX."""
     if isinstance(block, jax.Array) and block.devices() == {device}:
         own: jax.Array = own_copy(block)

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from waystation._errors import WaystationError
+from waystation.frameworks.jax_public import Device
 from waystation.runtime.errors import BufferNotFound
 from waystation.runtime.messages import Block, Fetched
 
@@ -28,7 +29,7 @@ class _Spilled:
 
     shape: tuple[int, ...]
     sharding: jax.sharding.Sharding
-    blocks: tuple[tuple[jax.Device, Block], ...]
+    blocks: tuple[tuple[Device, Block], ...]
 
 
 class Buffers:

@@ -15,9 +15,10 @@ import jax
 import jax.export
 import numpy as np
 
+from waystation.frameworks.jax_public import Device
 from waystation.runtime.ir.chains import Chain, ChainCall, decode_chain, is_chain
 
-Devices = tuple[jax.Device, ...]
+Devices = tuple[Device, ...]
 Shardings = tuple[jax.sharding.Sharding, ...]
 
 

@@ -46,9 +46,9 @@ class HostExecution:
         recorder: HostRecorder | None = None,
     ) -> None:
         self.host = host
-        self.recorder = HostRecorder() if recorder is None else recorder
-        self.functions = Functions()
-        self.buffers = Buffers()
+        self.recorder: HostRecorder = HostRecorder() if recorder is None else recorder
+        self.functions: Functions = Functions()
+        self.buffers: Buffers = Buffers()
         self.exchange = exchange
         self.host_functions: Mapping[str, HostFunction] = {} if host_functions is None else host_functions
         self.on_compiled = on_compiled

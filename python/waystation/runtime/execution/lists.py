@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import jax
-
+from waystation.frameworks.jax_public import Device
 from waystation.runtime.devices import DeviceId
 from waystation.runtime.execution.assembly import Lying
 from waystation.runtime.execution.exchange import Expected
@@ -18,7 +17,7 @@ from waystation.runtime.execution.functions import Function, Functions, Place
 from waystation.runtime.ir import Exec, Instruction, LowProgram, Recv, Send, Value
 from waystation.runtime.ir.low import Free
 
-FindDevice = Callable[[DeviceId], jax.Device]
+FindDevice = Callable[[DeviceId], Device]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +60,14 @@ class LoadedList:
         places: What it calls that is to be compiled; it holds that until it is forgotten.
     """
 
+    donated: frozenset[int]
+    ended: frozenset[int]
+
     def __init__(self, program: LowProgram, host: str, find_device: FindDevice, functions: Functions) -> None:
-        self.name = program.name
+        self.name: str = program.name
         self.instructions: tuple[Instruction, ...] = program.on(host).instructions
         self.values: dict[int, Value] = {value.number: value for value in program.values}
-        self.devices: dict[int, tuple[jax.Device, ...]] = {}
+        self.devices: dict[int, tuple[Device, ...]] = {}
         self._local: dict[int, dict[int, int]] = {}
         for number, placement in program.placements:
             here = {
@@ -77,10 +79,10 @@ class LoadedList:
         self._lying: dict[int, Lying] = {}
         self.donated, self.ended = self._given_up()
         self.compiled: dict[int, Function] = {}
-        self.expected = tuple(self._to_expect())
+        self.expected: tuple[Expected, ...] = tuple(self._to_expect())
         calls = [step for step in self.instructions if isinstance(step, Exec)]
-        self.is_quick = not self.expected and all(step.kind == "compute" for step in calls)
-        self.makers = {number: step for step in calls for number in step.results}
+        self.is_quick: bool = not self.expected and all(step.kind == "compute" for step in calls)
+        self.makers: dict[int, Exec] = {number: step for step in calls for number in step.results}
         self.places: frozenset[Place] = frozenset(
             (step.function, self.devices[step.slice], step.donated)
             for step in calls

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import jax
 
+from waystation.frameworks.jax_public import Device
 from waystation.runtime.ir import Exec
 from waystation.runtime.timeline import HostRecorder
 
@@ -23,7 +24,7 @@ class _Call(NamedTuple):
     name: str
     began_ns: int
     result: jax.Array | None
-    devices: Mapping[int, jax.Device]
+    devices: Mapping[int, Device]
 
 
 class ObservedCalls:
@@ -45,7 +46,7 @@ class ObservedCalls:
         name: str,
         began_ns: int,
         results: Sequence[jax.Array],
-        devices: Mapping[int, jax.Device],
+        devices: Mapping[int, Device],
     ) -> None:
         """A function has been dispatched.
 

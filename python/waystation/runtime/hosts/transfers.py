@@ -48,7 +48,7 @@ class Transfers:
         self._addresses: dict[int, dict[str, str]] = {}
         self._fetches: dict[int, dict[int, tuple[Fetch, int, str]]] = {}
         self._sends: queue.SimpleQueue[tuple[Key, str, jax.Array]] = queue.SimpleQueue()
-        self.sent_bytes = 0
+        self.sent_bytes: int = 0
         self.awaited: tuple[int, str] | None = None
         threading.Thread(target=self._offer_all, name="waystation: sends", daemon=True).start()
 

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from waystation._errors import Fenced, Internal, WaystationError
+from waystation.frameworks.jax_public import Device
 from waystation.grid import Shape
 from waystation.runtime.devices import DeviceId
 from waystation.runtime.endings import Ending, TransferEnding
@@ -140,7 +141,7 @@ class HostWork:
     """
 
     def __init__(
-        self, name: str, devices: Sequence[jax.Device], exchange: Exchange, recorder: HostRecorder
+        self, name: str, devices: Sequence[Device], exchange: Exchange, recorder: HostRecorder
     ) -> None:
         self._island = name.rpartition("/")[0]
         self._devices = devices
@@ -153,7 +154,9 @@ class HostWork:
         self._ended_s = 0.0
         self.on_progress: Callable[[], None] = lambda: None
         self._recorder = recorder
-        self.execution = HostExecution(name, self._device, exchange, self._functions, recorder=recorder)
+        self.execution: HostExecution = HostExecution(
+            name, self._device, exchange, self._functions, recorder=recorder
+        )
 
     @property
     def buffers(self) -> Buffers:
@@ -400,7 +403,7 @@ class HostWork:
         for handle in made:
             self.buffers.set(handle, error)
 
-    def _device(self, device: DeviceId) -> jax.Device:
+    def _device(self, device: DeviceId) -> Device:
         return self._devices[int(device.host.rpartition("/")[2]) * self._per_host + device.index]
 
     def _sharding(self, placement: Placement, sharding: Sharding) -> jax.sharding.NamedSharding:

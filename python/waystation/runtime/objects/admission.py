@@ -111,7 +111,7 @@ class HostMemory:
 
     def __init__(self, host: str, device_budgets: BytesByDevice, spill_budget: int = 0) -> None:
         self.host = host
-        self.device_budgets = dict(device_budgets)
+        self.device_budgets: dict[int, int] = dict(device_budgets)
         self.spill_budget = spill_budget
         self._resident: dict[Handle, BytesByDevice] = {}  # the least recently used first
         self._spilled: dict[Handle, BytesByDevice] = {}

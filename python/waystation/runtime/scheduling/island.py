@@ -49,7 +49,7 @@ class IslandScheduler:
         if seconds_ahead <= 0 or min(least_in_flight, runs_per_client) < 1:
             raise InvalidInput(f"island '{island}' must let at least one run be in flight")
         self.island = island
-        self.epoch = 1
+        self.epoch: int = 1
         self._policy = policy if policy is not None else FirstInFirstOut()
         self._seconds_ahead = seconds_ahead
         self._least_in_flight = least_in_flight

@@ -18,7 +18,7 @@ class ReorderBuffer(Generic[T]):
     """
 
     def __init__(self, epoch: int = 1) -> None:
-        self.epoch = epoch
+        self.epoch: int = epoch
         self._next = 0
         self._waiting: dict[tuple[int, int], T] = {}
 

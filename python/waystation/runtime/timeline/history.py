@@ -58,7 +58,7 @@ class History:
 
     def __init__(self, source: Source, most_rows: int = MOST_ROWS) -> None:
         self.source = source
-        self.clock = Clock()
+        self.clock: Clock = Clock()
         self._most_rows = most_rows
         self._pieces: deque[bytes] = deque()
         self._names: list[str] = []

@@ -79,8 +79,8 @@ class Reference:
     __slots__ = ("_freed", "ended", "handle")
 
     def __init__(self, handle: int, freed: Freed, ended: WaystationError | None = None) -> None:
-        self.handle = handle
-        self.ended = ended
+        self.handle: int = handle
+        self.ended: WaystationError | None = ended
         self._freed = freed
 
     def __del__(self) -> None:
@@ -112,11 +112,11 @@ class Array:
         number: int = -1,
     ) -> None:
         self._owner = owner
-        self.kind = kind
-        self.slice = on
-        self.reference = reference
-        self.recording = recording
-        self.number = number
+        self.kind: Kind = kind
+        self.slice: SliceLike = on
+        self.reference: Reference | None = reference
+        self.recording: Recording | None = recording
+        self.number: int = number
 
     # ---- what is known without waiting ---------------------------------------------------------
 
@@ -229,7 +229,8 @@ class Array:
             "whether both are one array"
         )
 
-    __hash__ = object.__hash__
+    def __hash__(self) -> int:
+        return object.__hash__(self)
 
     def __bool__(self) -> bool:
         return bool(self.numpy())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -64,7 +64,7 @@ class Batch:
     traces = False
 
     def __init__(self, owner: Owner, put: Put) -> None:
-        self.recorder = Recorder(self.name)
+        self.recorder: Recorder = Recorder(self.name)
         self.arguments: list[Reference] = []
         self._owner = owner
         self._put = put
@@ -199,16 +199,32 @@ class HostValue:
         self.leaf = leaf
         self.kind = kind
         self.shape: tuple[int, ...] = kind.shape
-        self.dtype = kind.dtype
+        self.dtype: Any = kind.dtype
 
-    def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise TracedValueRead(
+    def _refusal(self) -> TracedValueRead:
+        return TracedValueRead(
             f"an argument of program '{self.trace.name}' cannot be read while the program is traced; make it "
             "static (static_argnums), or what depends on it a computation",
             program=self.trace.name,
         )
 
-    __array__ = __bool__ = __int__ = __float__ = __index__ = __iter__ = _refuse
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise self._refusal()
+
+    def __bool__(self) -> bool:
+        raise self._refusal()
+
+    def __int__(self) -> int:
+        raise self._refusal()
+
+    def __float__(self) -> float:
+        raise self._refusal()
+
+    def __index__(self) -> int:
+        raise self._refusal()
+
+    def __iter__(self) -> Iterator[Any]:
+        raise self._refusal()
 
     def __repr__(self) -> str:
         return f"<traced {self.kind}>"
@@ -227,7 +243,7 @@ class Trace:
 
     def __init__(self, name: str, owner: Owner, put: Put) -> None:
         self.name = name
-        self.recorder = Recorder(name)
+        self.recorder: Recorder = Recorder(name)
         self.arguments: list[TracedArgument] = []
         self.donated_leaves: dict[int, str] = {}
         self._owner = owner
@@ -293,7 +309,7 @@ class Trace:
     def _operand(self, operand: Any, how: Sharding, on: SliceLike) -> int:
         if isinstance(operand, HostValue):
             if operand.trace is not self:
-                operand._refuse()
+                raise operand._refusal()
             if operand.leaf not in self._leaves:
                 kind = Kind(operand.shape, str(operand.dtype), how)
                 label = f"argument {operand.leaf}"

@@ -38,8 +38,8 @@ class Registration:
     __slots__ = ("__weakref__", "_forgotten", "_freed", "exported", "key")
 
     def __init__(self, key: str, exported: bytes, freed: Freed) -> None:
-        self.key = key
-        self.exported = exported
+        self.key: str = key
+        self.exported: bytes = exported
         self._freed = freed
         self._forgotten = ForgottenFunction(key)
 

@@ -1,13 +1,13 @@
 // A checkpoint: its tree, with search; of each leaf how it is sharded and cut, and what its values are like.
 
 import {
-  LongList, ask, bars, brief, bytes, count, drawn, facts, fill, failure, followIn, moment, node, seconds, some,
+  LongList, ask, bars, brief, bytes, count, drawn, facts, fill, failure, followIn, moment, node, seconds, some, takeKeys,
 } from "./elements.js";
 import { verified } from "./runs.js";
 
 export async function checkpointPage(place, signal, about, [source, name = ""]) {
   const { opened, document: found } = await ask("inspect", { source, name }, signal);
-  const outcome = node("div");
+  const outcome = node("div", { role: "status" });
   const verify = node("button", {
     click: () => followIn(outcome, "verify", { source, name }, signal, verified),
   }, "Verify");
@@ -38,17 +38,33 @@ async function showPart(place, signal, about, opened, name, part) {
     return;
   }
   const totals = `${some(part.arrays, "array")}, ${bytes(part.array_bytes)} in ${some(part.files, "file")}`;
-  const detail = node("div", { class: "detail" }, node("p", { class: "faint" }, "Pick a leaf to see what it is."));
-  const tree = new Tree((row) => showLeaf(detail, signal, about, opened, name, row));
+  const detail = node("section", { class: "detail", "aria-label": "the leaf that is picked" },
+    node("p", { class: "faint" }, "Pick a leaf to see what it is."));
+  let last = 0;
+  const tree = new Tree((row) => {
+    const mine = last += 1; // an answer may come after that to a later question
+    return showLeaf(detail, signal, about, opened, name, row, () => mine === last);
+  }, () => detail.querySelector("button")?.focus());
   const search = node("input", {
     type: "search", placeholder: "search names", "aria-label": "search names", input: () => tree.search(search.value),
+    keydown: (event) => {
+      if (event.key === "Enter" || event.key === "ArrowDown") {
+        tree.goToHit();
+        event.preventDefault();
+      } else if (event.key === "Escape" && search.value) {
+        search.value = "";
+        tree.search("");
+        event.preventDefault();
+      }
+    },
   });
-  const state = node("span", { class: "faint" });
+  const state = node("span", { class: "faint", role: "status" });
   fill(place, node("h2", {}, `${name}: ${totals}`),
     node("div", { class: "tools" }, search,
       node("button", { click: () => tree.foldAll(false) }, "Open all"),
       node("button", { click: () => tree.foldAll(true) }, "Close all"), state),
     node("div", { class: "beside" }, tree.list.element, detail));
+  takeKeys(tree.list.element);
   tree.onCount = (text) => { state.textContent = text; };
   for (let begin = 0, total = 1; begin < total;) {
     const page = await ask("rows", { opened, checkpointable: name, begin }, signal);
@@ -63,16 +79,39 @@ const OPEN_ROWS = 400; // of larger trees only the first levels are open at firs
 
 /** The rows of a tree in preorder, in columns, and which of them are visible. */
 class Tree {
-  constructor(onPick) {
+  constructor(onPick, onEnter) {
     Object.assign(this, { names: [], parents: [], depths: [], leaves: [], bytes: [], texts: [], folded: new Set(), visible: [] });
     this.wanted = "";
+    this.firstHit = 0;
     this.onCount = () => {};
     this.list = new LongList({
-      label: "tree", kind: "tree", headings: ["name", "what it is", "size", "sharding"],
+      label: "tree", kind: "tree", role: "treegrid", headings: ["name", "what it is", "size", "sharding"],
       make: (at) => this.cells(this.visible[at]),
-      onPick: (at) => onPick({ leaf: this.leaves[this.visible[at]], name: this.path(this.visible[at]) }),
+      about: (at) => this.attributes(this.visible[at]),
+      onPick: (at) => { this.detail = onPick({ leaf: this.leaves[this.visible[at]], name: this.path(this.visible[at]) }); },
+      onEnter: async (at) => {
+        const row = this.visible[at];
+        if (this.isContainer(row)) {
+          this.fold(row, !this.folded.has(row));
+        } else {
+          await this.detail;
+          onEnter();
+        }
+      },
       onKey: (key) => this.press(key),
     });
+  }
+
+  isContainer(row) {
+    return this.leaves[row] === -2;
+  }
+
+  isOpen(row) {
+    return this.isContainer(row) && (this.wanted !== "" || !this.folded.has(row));
+  }
+
+  attributes(row) {
+    return { "aria-level": this.depths[row] + 1, "aria-expanded": this.isContainer(row) ? String(this.isOpen(row)) : null };
   }
 
   add(page, total) {
@@ -99,6 +138,7 @@ class Tree {
   /** Finds the visible rows: those below open containers, or those that were searched for and what they are in. */
   arrange() {
     const found = this.wanted ? this.matches() : null;
+    const picked = this.visible[this.list.picked];
     const hidden = new Set();
     this.visible = [];
     for (let row = 0; row < this.names.length; row += 1) {
@@ -109,8 +149,7 @@ class Tree {
       if (!found && this.folded.has(row)) hidden.add(row);
       this.visible.push(row);
     }
-    this.list.picked = -1;
-    this.list.show(this.visible.length);
+    this.list.show(this.visible.length, picked === undefined ? -1 : this.visible.indexOf(picked));
     const loaded = this.names.length < this.total ? `${count(this.names.length)} of ${some(this.total, "row")} read` : some(this.total, "row");
     this.onCount(found ? `${count(this.hits)} of ${loaded}` : loaded);
   }
@@ -120,10 +159,12 @@ class Tree {
     const lower = [];
     const found = new Set();
     this.hits = 0;
+    this.firstHit = 0;
     for (let row = 0; row < this.names.length; row += 1) {
       const own = `${this.names[row]} ${this.texts[row][0]}`.toLowerCase();
       lower.push(row > 0 ? `${lower[this.parents[row]] ?? ""}${this.names[row].toLowerCase()}.` : "");
       if (!words.every((word) => own.includes(word) || lower[row].includes(word))) continue;
+      if (!this.hits) this.firstHit = row;
       this.hits += 1;
       for (let at = row; at >= 0 && !found.has(at); at = this.parents[at]) found.add(at);
     }
@@ -149,21 +190,35 @@ class Tree {
     this.list.box.scrollTop = top;
   }
 
+  /** Right opens a container, or goes into it; left closes it, or goes to what a row is in. */
   press(key) {
-    const row = this.visible[this.list.picked];
-    if (row === undefined || this.leaves[row] !== -2 || !["ArrowLeft", "ArrowRight", "Enter"].includes(key)) return false;
-    const picked = this.list.picked;
-    this.fold(row, key === "Enter" ? !this.folded.has(row) : key === "ArrowLeft");
-    this.list.pick(picked);
+    const at = this.list.picked;
+    const row = this.visible[at];
+    if (row === undefined || !["ArrowLeft", "ArrowRight"].includes(key)) return false;
+    if (key === "ArrowRight" && this.isContainer(row)) {
+      if (!this.isOpen(row)) this.fold(row, false);
+      else if (this.parents[this.visible[at + 1]] === row) this.list.go(at + 1);
+    } else if (key === "ArrowLeft") {
+      if (this.isOpen(row) && !this.wanted) this.fold(row, true);
+      else if (row > 0) this.list.go(this.visible.indexOf(this.parents[row]));
+    }
     return true;
   }
 
+  /** Goes to the first row that was searched for. */
+  goToHit() {
+    if (!this.visible.length) return;
+    this.list.element.focus();
+    this.list.go(this.wanted ? this.visible.indexOf(this.firstHit) : 0);
+  }
+
   cells(row) {
-    const isContainer = this.leaves[row] === -2;
+    const isContainer = this.isContainer(row);
     const [description, placement] = this.texts[row];
-    const mark = isContainer ? (this.folded.has(row) && !this.wanted ? "▸" : "▾") : "";
+    const mark = isContainer ? (this.isOpen(row) ? "▾" : "▸") : "";
     const fold = node("span", {
-      class: "fold", click: (event) => { event.stopPropagation(); if (isContainer) this.fold(row, !this.folded.has(row)); },
+      class: "fold", "aria-hidden": "true",
+      click: (event) => { event.stopPropagation(); if (isContainer) this.fold(row, !this.folded.has(row)); },
     }, mark);
     const name = node("span", { title: this.path(row) }, fold, this.names[row]);
     name.style.paddingLeft = `${Math.min(this.depths[row], 30) * 14}px`;
@@ -174,7 +229,7 @@ class Tree {
 
 // ---- one leaf ----------------------------------------------------------------------------------
 
-async function showLeaf(place, signal, about, opened, checkpointable, row) {
+async function showLeaf(place, signal, about, opened, checkpointable, row, isWanted) {
   const title = node("h2", {}, row.name);
   if (row.leaf < 0) {
     fill(place, title, node("p", { class: "faint" }, row.leaf === -1 ? "None" : "a container"));
@@ -182,6 +237,7 @@ async function showLeaf(place, signal, about, opened, checkpointable, row) {
   }
   try {
     const { leaf, storage } = await ask("leaf", { opened, checkpointable, leaf: row.leaf }, signal);
+    if (!isWanted()) return;
     if (leaf.kind !== "array") {
       fill(place, title, facts([["kind", leaf.kind], ["value", node("code", {}, String(leaf.value))]]));
       return;
@@ -196,7 +252,7 @@ async function showLeaf(place, signal, about, opened, checkpointable, row) {
       ["chunks", count(leaf.chunks) + (storage?.chunk_shape ? ` of at most [${storage.chunk_shape.join(", ")}]` : "")],
     ]), shardingOf(leaf, storage), valuesOf(signal, about, { opened, checkpointable, leaf: row.leaf }, leaf));
   } catch (error) {
-    if (!signal.aborted) fill(place, title, failure(error));
+    if (!signal.aborted && isWanted()) fill(place, title, failure(error));
   }
 }
 

@@ -147,9 +147,9 @@ export async function follow(name, values, signal, onProgress) {
 export async function followIn(place, name, values, page, show) {
   const stop = new AbortController();
   page.addEventListener("abort", () => stop.abort(), { once: true });
-  const bar = node("progress", { max: 1 });
+  const bar = node("progress", { max: 1, "aria-label": "how far it is" });
   const text = node("span", { class: "faint" });
-  const cancel = node("button", { click: () => stop.abort() }, "Stop");
+  const cancel = node("button", { class: "stop", click: () => stop.abort() }, "Stop");
   fill(place, node("div", { class: "tools" }, bar, text, cancel));
   const begun = performance.now();
   try {
@@ -215,24 +215,34 @@ export function moment(text) {
 const ROW = 24;
 const MOST_PIXELS = 15_000_000; // browsers lose rows beyond
 
-/** A list of any length, of which only the rows exist that can be seen. `make(number)` gives the cells of one. */
+let lists = 0;
+
+/**
+ * A list of any length, of which only the rows exist that can be seen. `make(number)` gives the cells of one, and
+ * `about(number)` attributes of it. One row is active: keys move it, and act on it. What is in rows takes no part in
+ * the order of Tab. `onPick` is told of each row that becomes active, `onEnter` and `onSpace` of keys that mean one.
+ */
 export class LongList {
-  constructor({ headings = null, make, onPick = null, onKey = null, label, kind = "", role = "listbox" }) {
-    Object.assign(this, { make, onPick, onKey, length: 0, picked: -1, rows: new Map(), first: 0 });
+  constructor({
+    headings, make, about = () => ({}), onPick = null, onEnter = null, onSpace = null, onKey = null, label, kind, role = "grid",
+  }) {
+    Object.assign(this, { make, about, onPick, onEnter, onSpace, onKey, length: 0, picked: -1, rows: new Map() });
+    this.name = `list-${lists += 1}`;
     this.room = node("div", { class: "room" });
-    this.box = node("div", {
-      class: `list ${kind}`, role, tabindex: 0, "aria-label": label,
-      scroll: () => this.draw(), keydown: (event) => this.press(event),
-    }, this.room);
-    const heads = headings && node("div", { class: "row heads" }, headings.map((name) => node("span", {}, name)));
-    this.element = node("div", { class: kind }, heads, this.box);
+    this.box = node("div", { class: `list ${kind}`, role: "rowgroup", tabindex: -1, scroll: () => this.draw() }, this.room);
+    this.element = node("div", {
+      class: kind, role, tabindex: 0, "aria-label": label, "aria-colcount": headings.length, keydown: (event) => this.press(event),
+    }, node("div", { role: "rowgroup" }, node("div", { class: "row heads", role: "row", "aria-rowindex": 1 },
+      headings.map((name) => node("span", { role: "columnheader" }, name)))), this.box);
     this.sight = new ResizeObserver(() => this.draw());
     this.sight.observe(this.box);
   }
 
   /** There are so many rows now, and all of them may be others. */
-  show(length) {
+  show(length, picked = -1) {
     this.length = length;
+    this.picked = picked;
+    this.element.setAttribute("aria-rowcount", String(length + 1));
     this.room.style.height = `${Math.min(MOST_PIXELS, length * ROW)}px`;
     this.box.style.height = `min(60vh, ${Math.max(3, length) * ROW + 2}px)`;
     this.rows.clear();
@@ -257,36 +267,65 @@ export class LongList {
     for (let number = first; number < last; number += 1) {
       if (this.rows.has(number)) continue;
       const row = node("div", {
-        class: "row", role: this.onPick ? "option" : null, "aria-selected": String(number === this.picked),
-        click: () => this.pick(number),
-      }, this.make(number).map((cell) => (cell instanceof Node ? cell : node("span", { title: shown(cell) }, cell))));
+        class: "row", role: "row", id: `${this.name}-${number}`, "aria-rowindex": number + 2,
+        click: () => this.pick(number), ...this.about(number),
+      }, this.make(number).map((cell) => {
+        const made = cell instanceof Node ? cell : node("span", { title: shown(cell) }, cell);
+        return node("div", { role: "gridcell" }, made);
+      }));
       row.style.top = `${number * ROW - top + this.box.scrollTop}px`;
       this.rows.set(number, row);
       this.room.append(row);
     }
+    this.mark();
+  }
+
+  /** Shows which row is active, to people and to what reads the page to them. */
+  mark() {
+    for (const [number, row] of this.rows) row.setAttribute("aria-selected", String(number === this.picked));
+    if (this.rows.has(this.picked)) this.element.setAttribute("aria-activedescendant", `${this.name}-${this.picked}`);
+    else this.element.removeAttribute("aria-activedescendant");
   }
 
   pick(number) {
-    if (!this.onPick || number < 0 || number >= this.length) return;
+    if (number < 0 || number >= this.length) return;
     this.picked = number;
-    for (const [other, row] of this.rows) row.setAttribute("aria-selected", String(other === number));
-    this.onPick(number);
+    this.mark();
+    this.onPick?.(number);
+  }
+
+  /** Makes a row the active one, and brings it into sight. */
+  go(number) {
+    const next = Math.max(0, Math.min(this.length - 1, number));
+    const hidden = Math.max(1, this.length * ROW - this.box.clientHeight);
+    // See `draw`: of a list that is too high, the place of the bar is the place in the list.
+    const scale = this.length * ROW > MOST_PIXELS ? hidden / (MOST_PIXELS - this.box.clientHeight) : 1;
+    const [top, at] = [this.box.scrollTop * scale, next * ROW];
+    if (at < top) this.box.scrollTop = at / scale;
+    if (at + ROW > top + this.box.clientHeight) this.box.scrollTop = (at + ROW - this.box.clientHeight) / scale;
+    this.draw();
+    this.pick(next);
   }
 
   press(event) {
-    const steps = { ArrowDown: 1, ArrowUp: -1, PageDown: 20, PageUp: -20 };
-    if (event.key in steps && this.onPick) {
-      const next = Math.max(0, Math.min(this.length - 1, this.picked + steps[event.key]));
-      const at = next * ROW;
-      if (at < this.box.scrollTop) this.box.scrollTop = at;
-      if (at + ROW > this.box.scrollTop + this.box.clientHeight) this.box.scrollTop = at + ROW - this.box.clientHeight;
-      this.draw();
-      this.pick(next);
-      event.preventDefault();
-    } else if (this.onKey?.(event.key)) {
-      event.preventDefault();
-    }
+    if (event.altKey || event.ctrlKey || event.metaKey || !this.length) return;
+    const page = Math.max(1, Math.floor(this.box.clientHeight / ROW) - 1);
+    const places = {
+      ArrowDown: this.picked + 1, ArrowUp: this.picked - 1, PageDown: this.picked + page, PageUp: this.picked - page,
+      Home: 0, End: this.length - 1,
+    };
+    const acts = { Enter: this.onEnter, " ": this.onSpace };
+    if (event.key in places) this.go(places[event.key]);
+    else if (acts[event.key] && this.picked >= 0) acts[event.key](this.picked);
+    else if (!this.onKey?.(event.key)) return;
+    event.preventDefault();
   }
+}
+
+/** Gives keys to an element of a page that has just come, unless somebody is elsewhere in it already. */
+export function takeKeys(element) {
+  const active = document.activeElement;
+  if (!active || active === document.body || active.id === "page") element.focus({ preventScroll: true });
 }
 
 // ---- charts ------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 // Which page is shown: the part of the address behind `#` says. Each page gets a signal that ends with it.
 
-import { ask, bytes, count, failure, fill, link, node, seconds, some, spark, table } from "./elements.js";
+import { ask, bytes, count, failure, fill, link, node, seconds, some, spark, table, takeKeys } from "./elements.js";
 import { checkpointPage } from "./checkpoint.js";
 import { differencePage, runPage, logPage } from "./runs.js";
 import { timelinePage } from "./timeline.js";
@@ -17,24 +17,78 @@ const PAGES = {
   timeline: timelinePage,
   diff: differencePage,
   agents: agentsPage,
+  closed: closedPage,
 };
 
 async function show() {
   page.abort();
   page = new AbortController();
   const { signal } = page;
-  fill(place, node("p", { class: "faint" }, "reading …"));
+  fill(place, node("p", { class: "faint", role: "status" }, "reading …"));
+  if (!places.contains(document.activeElement)) place.focus({ preventScroll: true });
   try {
-    const [kind, ...parts] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+    const [kind, ...parts] = addressed();
     about ??= await ask("sources");
     drawPlaces();
-    const only = about.sources.length === 1 && !about.watches ? about.sources[0] : null;
+    const only = onlySource();
     if (!kind && only) await PAGES[only.kind](place, signal, about, [String(only.source)]);
     else if (PAGES[kind]) await PAGES[kind](place, signal, about, parts);
     else homePage();
   } catch (error) {
-    if (!signal.aborted) fill(place, failure(error));
+    if (!signal.aborted) fill(place, ...headOf(addressed()), failure(error));
   }
+  if (signal.aborted) return;
+  const heading = place.querySelector("h1");
+  document.title = heading ? `${heading.textContent} - Waystation` : "Waystation";
+}
+
+function addressed() {
+  try {
+    return location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  } catch { // no address of ours
+    return [""];
+  }
+}
+
+/** The only thing that there is to show, if so: its page is the first one. */
+function onlySource() {
+  return about?.sources.length === 1 && !about.watches ? about.sources[0] : null;
+}
+
+function sourceOf(number) {
+  return about?.sources.find((each) => String(each.source) === number);
+}
+
+/** What a page that cannot be shown is about. */
+function headOf([, number, name]) {
+  const source = sourceOf(number) ?? onlySource();
+  return source ? [node("h1", {}, name ? `${source.path}/${name}` : source.path)] : [];
+}
+
+/** What is at a path that could not be looked at as the window began, and can be now; else the reason. */
+async function closedPage(_place, signal, _about, [source]) {
+  const found = await ask("look", { source }, signal);
+  sourceOf(source).kind = found.kind;
+  if (location.hash) location.replace(link(found.kind, found.source));
+  else await show();
+}
+
+// ---- keys --------------------------------------------------------------------------------------
+
+/** Escape ends what goes on; else it leads from a leaf to its tree, and from a page to the one above. */
+function escape(event) {
+  if (event.key !== "Escape" || event.defaultPrevented || event.target.closest?.("select")) return;
+  const stop = place.querySelector("button.stop");
+  const tree = place.querySelector('[role="treegrid"]');
+  if (stop) stop.click();
+  else if (tree && event.target.closest?.(".detail")) tree.focus();
+  else goUp();
+}
+
+function goUp() {
+  const [kind, source, name] = addressed();
+  const above = sourceOf(source)?.kind === "run" && (kind === "diff" || name) ? link("run", source) : "#/";
+  if (kind && !(above === "#/" && onlySource()?.kind === kind)) location.hash = above;
 }
 
 function drawPlaces() {
@@ -46,6 +100,7 @@ function drawPlaces() {
 
 const MEANINGS = {
   run: "a directory of checkpoints", checkpoint: "a checkpoint", timeline: "a timeline", log: "a log of a program",
+  closed: "cannot be looked at",
 };
 
 function homePage() {
@@ -134,4 +189,5 @@ function perSecond(history, name, counter) {
 }
 
 addEventListener("hashchange", show);
+addEventListener("keydown", escape);
 show();

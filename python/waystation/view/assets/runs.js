@@ -1,7 +1,7 @@
 // Runs: the checkpoints of a directory over time, what each took and who waited; verification; differences.
 
 import {
-  LongList, ask, bars, brief, bytes, count, facts, fill, failure, followIn, link, moment, node, seconds, some, table,
+  LongList, ask, bars, brief, bytes, count, facts, fill, failure, followIn, link, moment, node, seconds, some, table, takeKeys,
 } from "./elements.js";
 
 const VERDICTS = {
@@ -12,40 +12,59 @@ const VERDICTS = {
 
 export async function runPage(place, signal, about, [source]) {
   const found = await ask("ls", { source }, signal);
-  const waits = await waitsIn(about, signal);
-  const steps = found.checkpoints.map((checkpoint) => withWaits(checkpoint, waits.get(checkpoint.path) ?? []));
+  const { logs, problems } = await logsOf(about, signal);
+  const steps = found.checkpoints.map((checkpoint) => withWaits(checkpoint, found.directory, logs));
   const title = [node("h1", {}, found.directory), facts([
     ["checkpoints", `${count(steps.length)}, ${bytes(steps.reduce((sum, step) => sum + step.bytes, 0))}`],
     steps.length > 0 && ["newest", `${steps.at(-1).name}, ${moment(steps.at(-1).committed_at)}`],
   ])];
-  fill(place, ...title, steps.length ? chartsOf(steps, source) : node("p", {}, "There are no checkpoints here."),
-    ...(steps.length ? stepsOf(steps, source, signal) : []), ...orbaxOf(found, source), ...attemptsOf(found));
+  fill(place, ...title, problems.map(failure), steps.length ? chartsOf(steps, source) : node("p", {}, "There are no checkpoints here."),
+    ...(steps.length ? stepsOf(steps, source, signal) : []), ...orbaxOf(found, source), ...unreadableOf(found), ...attemptsOf(found));
+  const list = place.querySelector(".steps");
+  if (list) takeKeys(list);
 }
 
-/** What logs say of saves, by checkpoint: of each process that has told of it. */
-async function waitsIn(about, signal) {
-  const waits = new Map();
+/** What each log says: of saves by checkpoint, and of calls of a Checkpointer by directory and step. */
+async function logsOf(about, signal) {
+  const [logs, problems] = [[], []];
   for (const { source, path } of about.sources.filter((each) => each.kind === "log")) {
     try {
-      for (const save of (await ask("log", { source }, signal)).saves) {
-        if (!waits.has(save.path)) waits.set(save.path, []);
-        waits.get(save.path).push({ ...save, log: path.split("/").at(-1) });
-      }
+      const found = await ask("log", { source }, signal);
+      logs.push({
+        name: path.split("/").at(-1),
+        saves: new Map(found.saves.map((save) => [save.path, save])),
+        calls: new Map(found.calls.map((call) => [`${call.step} ${call.directory}`, call])),
+      });
     } catch (error) {
-      if (signal.aborted) throw error; // else the page of the log says what is wrong with it
+      if (signal.aborted) throw error;
+      problems.push(error);
     }
   }
-  return waits;
+  return { logs, problems };
 }
 
-/** A checkpoint with what logs say of its save. The save's end is in logs only: a record is written before it. */
-function withWaits(checkpoint, waits) {
+/**
+ * A checkpoint with what logs say of its last save. The save's end is in logs only: a record is written before it. What
+ * a Checkpointer waited for earlier saves is before the save began, so it is added.
+ */
+function withWaits(checkpoint, directory, logs) {
+  const waits = [];
+  for (const { name, saves, calls } of logs) {
+    const save = saves.get(checkpoint.path);
+    const call = calls.get(`${checkpoint.step} ${directory}`);
+    if (!save) continue;
+    const earlier = call?.waited_s ?? 0;
+    waits.push({
+      log: name, earlier_s: earlier, blocked_s: Math.max(call?.blocking_s ?? 0, save.blocked_s),
+      written_s: earlier + save.written_s, duration_s: earlier + save.duration_s,
+    });
+  }
   const durations = waits.map((save) => save.duration_s);
   return { ...checkpoint, waits, duration_s: durations.length ? Math.max(...durations) : checkpoint.duration_s };
 }
 
-function waited(step) {
-  return step.waits.length ? Math.max(...step.waits.map((save) => save.blocked_s)) : null;
+function waited(step, what = "blocked_s") {
+  return step.waits.length ? Math.max(...step.waits.map((save) => save[what])) : null;
 }
 
 function slowest(step) {
@@ -56,6 +75,7 @@ function slowest(step) {
 }
 
 const MOST_BARS = 400;
+const lastPicked = new Map(); // the checkpoint, by run: to which whoever comes back returns
 
 function chartsOf(steps, source) {
   const last = steps.slice(-MOST_BARS);
@@ -65,7 +85,7 @@ function chartsOf(steps, source) {
   const durations = last.map((step) => ({
     value: step.duration_s, part: waited(step),
     title: `${step.name}: committed after ${seconds(step.duration_s)}` +
-      (step.waits.length ? `, the program waited ${seconds(waited(step))}` : ""),
+      (step.waits.length ? `, the program waited ${seconds(waited(step))}, of which ${seconds(waited(step, "earlier_s"))} for earlier saves` : ""),
   }));
   const hasWaits = last.some((step) => step.waits.length);
   return node("div", { class: "charts" },
@@ -75,7 +95,7 @@ function chartsOf(steps, source) {
 
 function stepsOf(steps, source, signal) {
   const chosen = new Set();
-  const outcome = node("div");
+  const outcome = node("div", { role: "status" });
   const compare = node("button", {
     disabled: true,
     click: () => {
@@ -88,7 +108,7 @@ function stepsOf(steps, source, signal) {
     click: () => followIn(outcome, "verify", { source, name: steps[[...chosen][0]].name }, signal, verified),
   }, "Verify the one that is marked");
   const mark = (number) => node("input", {
-    type: "checkbox", "aria-label": `mark ${steps[number].name}`, checked: chosen.has(number),
+    type: "checkbox", tabindex: -1, "aria-label": `mark ${steps[number].name}`, checked: chosen.has(number),
     click: (event) => event.stopPropagation(),
     change: (event) => {
       if (event.target.checked) chosen.add(number);
@@ -98,16 +118,24 @@ function stepsOf(steps, source, signal) {
     },
   });
   const list = new LongList({
-    label: "checkpoints", kind: "steps", role: "group",
-    headings: ["", "checkpoint", "step", "arrays", "size", "committed", "took", "waited", "who waited longest"],
+    label: "checkpoints: Enter opens one, space marks it", kind: "steps",
+    headings: ["", "checkpoint", "step", "arrays", "size", "committed", "took", "waited", "for earlier", "who waited longest"],
     make: (number) => {
       const step = steps[number];
-      const cells = step.problem ? ["", bytes(step.bytes), node("span", { class: "bad", title: step.problem }, step.problem), "", "", ""]
-        : [count(step.arrays), bytes(step.bytes), moment(step.committed_at), seconds(step.duration_s), seconds(waited(step)), slowest(step)];
-      return [mark(number), node("a", { href: link("checkpoint", source, step.name) }, step.name), step.step ?? "", ...cells];
+      const cells = step.problem ? ["", bytes(step.bytes), node("span", { class: "bad", title: step.problem }, step.problem), "", "", "", ""]
+        : [count(step.arrays), bytes(step.bytes), moment(step.committed_at), seconds(step.duration_s), seconds(waited(step)),
+          seconds(waited(step, "earlier_s")), slowest(step)];
+      return [mark(number), node("a", { href: link("checkpoint", source, step.name), tabindex: -1 }, step.name), step.step ?? "", ...cells];
     },
+    onPick: (number) => lastPicked.set(source, steps[number].name),
+    onEnter: (number) => { location.hash = link("checkpoint", source, steps[number].name); },
+    onSpace: (number) => list.rows.get(number)?.querySelector("input").click(),
   });
-  queueMicrotask(() => list.show(steps.length));
+  queueMicrotask(() => {
+    list.show(steps.length);
+    const before = steps.findIndex((step) => step.name === lastPicked.get(source));
+    if (before >= 0) list.go(before);
+  });
   const hint = steps.some((step) => step.waits.length) ? null
     : node("p", { class: "faint" }, "Give the window the logs of the program, with its level INFO, and it shows who waited for each save.");
   return [node("h2", {}, "Checkpoints"), list.element, node("div", { class: "tools" }, compare, verify), hint, outcome];
@@ -137,6 +165,13 @@ function orbaxOf(found, source) {
     [node("a", { href: link("checkpoint", source, name) }, name), " "]))];
 }
 
+function unreadableOf(found) {
+  if (!found.unreadable.length) return [];
+  return [node("h2", {}, "Directories that you cannot read"),
+    node("p", { class: "faint" }, "They may be checkpoints. Ask whoever owns them for permission to read."),
+    table(["directory", "problem"], found.unreadable.slice(0, 500).map(({ path, problem }) => [path, node("span", { class: "bad" }, problem)]))];
+}
+
 function attemptsOf(found) {
   if (!found.attempts.length) return [];
   return [node("h2", {}, "Saves and exports that did not end"),
@@ -150,8 +185,9 @@ function attemptsOf(found) {
 // ---- logs --------------------------------------------------------------------------------------
 
 export async function logPage(place, signal, about, [source]) {
-  const { path, saves } = await ask("log", { source }, signal);
+  const { path, saves, calls } = await ask("log", { source }, signal);
   const title = node("h1", {}, path);
+  const earlier = calls.reduce((sum, call) => sum + call.waited_s, 0);
   if (!saves.length) {
     fill(place, title, node("p", {}, "No line of this log tells of a save. Waystation writes them at the level INFO."));
     return;
@@ -160,7 +196,8 @@ export async function logPage(place, signal, about, [source]) {
   const last = saves.slice(-MOST_BARS);
   fill(place, title,
     facts([["saves", count(saves.length)],
-      ["the program waited", seconds(saves.reduce((sum, save) => sum + save.blocked_s, 0))]]),
+      ["saves kept the program for", seconds(saves.reduce((sum, save) => sum + save.blocked_s, 0))],
+      calls.length > 0 && ["before that it waited for earlier saves", seconds(earlier)]]),
     node("div", { class: "charts" },
       bars("time from the call to the commit, and how long the program waited",
         last.map((save) => ({ value: save.duration_s, part: save.blocked_s, title: `${save.path}: ${seconds(save.duration_s)}, waited ${seconds(save.blocked_s)}` })),
@@ -175,7 +212,7 @@ export async function logPage(place, signal, about, [source]) {
 // ---- differences -------------------------------------------------------------------------------
 
 export async function differencePage(place, signal, about, [source, name, otherSource, other]) {
-  const outcome = node("div");
+  const outcome = node("div", { "aria-live": "polite" });
   const run = (structureOnly) => followIn(outcome, "diff", {
     source, name, other_source: otherSource, other_name: other, structure_only: structureOnly ? 1 : 0,
   }, signal, differences);
@@ -214,7 +251,7 @@ function differences(found) {
   if (found.same) return node("div", {}, head, node("p", { class: "good" }, `No difference: ${compared}.`));
   let shownNow = found.differences;
   const list = new LongList({
-    label: "differences", kind: "differences", role: "group",
+    label: "differences", kind: "differences",
     headings: ["leaf", "what", "elements", "largest", "relative", "norm", "A → B"],
     make: (number) => {
       const { checkpointable, key_path: path, kind, first, second, values } = shownNow[number];
@@ -230,7 +267,10 @@ function differences(found) {
       list.show(shownNow.length);
     },
   }, Object.keys(ORDERS).map((name) => node("option", {}, name)));
-  queueMicrotask(() => list.show(shownNow.length));
+  queueMicrotask(() => {
+    list.show(shownNow.length);
+    takeKeys(list.element);
+  });
   return node("div", {}, head, node("p", {}, `${some(found.differences.length, "difference")} (${compared})`),
     node("div", { class: "tools" }, node("span", { class: "faint" }, "in the order of the"), order), list.element);
 }
