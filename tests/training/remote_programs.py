@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,19 @@ def save_and_hang(
         remotes.Copying.run = hang  # type: ignore[method-assign]
     with opened(directory, Remote(remote, keep=preservation_policies.LatestN(2))) as checkpointer:
         checkpointer.save(3, state(3))
+
+
+def save_again_and_hang(
+    environment: Mapping[str, str], directory: Path, remote: AnyPath, steps: Sequence[int], hangs: Any
+) -> None:
+    """Saves steps again, of which the directory keeps the last. Its uploads hang, and it is killed."""
+    os.environ.update(environment)
+    remotes.UploadRecord.begin = lambda *_, **__: time.sleep(HANG_S)  # type: ignore[method-assign]
+    with opened(directory, Remote(remote), n=1) as checkpointer:
+        for step in steps:
+            checkpointer.save(step, state(10 * step), overwrite=True, force=True)
+        hangs.set()
+        time.sleep(HANG_S)
 
 
 def save_and_wait(
