@@ -309,8 +309,21 @@ def test_a_key_that_is_wrong_is_refused(place: Bucket) -> None:
     with place.context(aws_secret_access_key="another"):
         for message in failures(f"{place.location}/ckpt", PermissionDenied):
             assert "check the credentials" in message
+        # Also where the first answer is one to HEAD, which has no body.
+        with pytest.raises(PermissionDenied, match="SignatureDoesNotMatch"):
+            storage.status(f"{place.location}/ckpt")
         with pytest.raises(PermissionDenied):
             waystation.is_checkpoint(f"{place.location}/ckpt")
+    with place.context(aws_access_key_id="nobody"):
+        failures(f"{place.location}/ckpt", PermissionDenied)
+
+
+def test_a_directory_of_checkpoints_is_told_from_one(place: Bucket) -> None:
+    with place.context():
+        for step in range(1, 9):
+            waystation.save(f"{place.location}/run/{step}", {"step": step})
+        with pytest.raises(InvalidLayoutError, match="of them: 4, 5, 6, 7, 8; give the path of one"):
+            waystation.load(f"{place.location}/run")
 
 
 def test_a_clock_that_is_wrong_is_named(place: Bucket) -> None:

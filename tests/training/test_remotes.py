@@ -773,16 +773,16 @@ def test_a_killed_program_leaves_no_earlier_version_that_is_loaded(tmp_path: Pat
 def test_an_earlier_version_that_is_read_goes_once_it_is_not(tmp_path: Path, there: AnyPath) -> None:
     here = tmp_path / "here"
     save_in(here, {1: 1, 2: 2}, Remote(there))
-    only_first = Remote(there, keep=preservation_policies.CustomSteps([1, 3]))
-    with opened(here, only_first) as checkpointer:
+    with opened(here, Remote(there, every=3)) as checkpointer:
         reader = Place(os.fspath(there), standard_name_format(), waystation.Context())
         with reader.leases.hold("2") as may_read:
             assert may_read
             checkpointer.save(2, state(20), overwrite=True, force=True)
+            checkpointer.save(3, state(3))
             checkpointer.wait()
-            assert values_in(there) == {"1": 1, "2": 2}
-        checkpointer.save(3, state(3))
-    assert values_in(there) == {"1": 1, "3": 3}
+            assert values_in(there) == {"1": 1, "2": 2, "3": 3}
+        checkpointer.save(6, state(6))
+    assert values_in(there) == {"1": 1, "3": 3, "6": 6}
 
 
 def test_what_may_not_be_removed_there_keeps_nothing_from_being_uploaded(tmp_path: Path) -> None:
@@ -796,17 +796,17 @@ def test_what_may_not_be_removed_there_keeps_nothing_from_being_uploaded(tmp_pat
     there = Location(f"{bucket.location}/there")
     with s3.proxy(bucket.endpoint, forbid) as between, s3.context(between.endpoint):
         save_in(here, {1: 1, 2: 2}, Remote(there))
-        keep = preservation_policies.CustomSteps([1, 3, 4])
-        with opened(here, Remote(there, keep=keep)) as checkpointer:
+        with opened(here, Remote(there, every=3)) as checkpointer:
             checkpointer.save(2, state(20), overwrite=True, force=True)
-            checkpointer.save(3, state(3))
-            checkpointer.wait()
-            assert tiers(checkpointer)[3] == ("directory", "remote")
-            assert values_in(there) == {"1": 1, "2": 2, "3": 3}
+            for step in (3, 6):
+                checkpointer.save(step, state(step))
+                checkpointer.wait()
+            assert tiers(checkpointer)[6] == ("directory", "remote")
+            assert values_in(there) == {"1": 1, "2": 2, "3": 3, "6": 6}
             may_remove = True
-            checkpointer.save(4, state(4))
+            checkpointer.save(9, state(9))
             checkpointer.wait()
-            assert values_in(there) == {"1": 1, "3": 3, "4": 4}
+            assert values_in(there) == {"1": 1, "3": 3, "6": 6, "9": 9}
 
 
 def test_what_another_program_uploads_after_a_removal_stays_in_the_record(

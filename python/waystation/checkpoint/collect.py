@@ -146,6 +146,8 @@ def _places(parent: str) -> Iterator[str]:
     try:
         found = storage.entries(parent)
     except NotFound as error:
+        if "bucket" in error.context:
+            raise
         raise NotFound(f"there is no directory '{parent}'", path=parent) from error
     children = [os.path.join(parent, entry.name) for entry in found if entry.kind == "directory"]
     yield parent

@@ -47,6 +47,7 @@ def _targets(directory: str) -> tuple[list[str], list[str]]:
     """The checkpoints in a directory, and those that cannot be verified: they have no checksums."""
     parent = storage.resolved(storage.located(directory))
     if not storage.is_directory(parent):
+        storage.entries_or_none(parent)  # which says if there is not even a bucket
         raise NotFound(f"there is no directory '{parent}'", path=parent)
     targets, others = checkpoints_in(parent)
     if not targets and not others:

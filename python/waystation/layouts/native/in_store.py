@@ -31,6 +31,7 @@ from waystation._errors import (
     Corrupt,
     NotFound,
     PermissionDenied,
+    Unavailable,
     Unsupported,
     WaystationError,
 )
@@ -242,31 +243,41 @@ class StoreAttempt:
             if self._is_refused and not self.owners:
                 self._give_up()
             return
-        with warned(f"what a failed save has written to '{self.target}'"):
-            for entry in storage.entries_or_none(self.target):
-                if names.mover(entry.name) == self.id:
-                    storage.remove_tree(os.path.join(self.target, entry.name))
-            if self.owners:
-                references.withdraw(os.path.dirname(self.target), self.id, self.owners)
-        self._give_up()
-        if self.owners:
+        if self._give_up(self._remove_data) and self.owners:
             with warned(f"what a failed save to '{self.target}' was the last to need"):
                 references.sweep(os.path.dirname(self.target), self.owners)
 
-    def _give_up(self) -> None:
-        give_up(self._lease, f"no collection removes what is at '{self.target}'")
+    def _remove_data(self) -> None:
+        for entry in storage.entries_or_none(self.target):
+            if names.mover(entry.name) == self.id:
+                storage.remove_tree(os.path.join(self.target, entry.name))
+        if self.owners:
+            references.withdraw(os.path.dirname(self.target), self.id, self.owners)
+
+    def _give_up(self, first: Callable[[], None] = lambda: None) -> bool:
+        return give_up(self._lease, f"no collection removes what is at '{self.target}'", first)
 
 
-def give_up(lease: Lease, until_then: str) -> None:
+def give_up(lease: Lease, until_then: str, first: Callable[[], None] = lambda: None) -> bool:
     """Gives up the lease of what has failed. Where the store refuses that too, the error that is being
     raised says so.
 
     Args:
         lease: The lease.
         until_then: What does not happen until it has run out.
+        first: Removes what the attempt has made.
+
+    Returns:
+        Whether it was given up.
     """
     failure = sys.exception()
     try:
+        try:
+            first()
+        except Unavailable:  # nor would the next request be answered
+            raise
+        except WaystationError as error:
+            _log.warning("what a failed save has written could not be removed: %s", error)
         lease.remove()
     except WaystationError as error:
         _log.warning("a lease could not be given up: %s", error)
@@ -275,6 +286,8 @@ def give_up(lease: Lease, until_then: str) -> None:
                 f"its lease could not be given up either: {error}. Until that has run out, "
                 f"{EXPIRES_S / 60:g} minutes after its last renewal, {until_then}"
             )
+        return False
+    return True
 
 
 def call_it(call: Callable[[], object]) -> None:

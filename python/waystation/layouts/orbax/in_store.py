@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from waystation import _forks, storage
 from waystation._errors import Conflict, Unsupported, WaystationError
@@ -111,10 +111,11 @@ class OrbaxStoreAttempt:
         self._lease.end()
         if self._may_be_committed:
             return  # whoever saves there once the lease has run out finds out
-        with warned(f"what a failed save has written to '{self.path}'"):
-            self._require_lease()
-            _remove_files(self.path, [entry.name for entry in storage.entries_or_none(self.path)])
-        self._give_up()
+        self._give_up(self._remove_data)
+
+    def _remove_data(self) -> None:
+        self._require_lease()
+        _remove_files(self.path, [entry.name for entry in storage.entries_or_none(self.path)])
 
     def _require_lease(self) -> None:
         """Makes sure that what is there is not another writer's by now.
@@ -130,8 +131,8 @@ class OrbaxStoreAttempt:
             if self._lease.may_have_run_out:
                 raise
 
-    def _give_up(self) -> None:
-        give_up(self._lease, f"nothing can be saved to '{self.path}'")
+    def _give_up(self, first: Callable[[], None] = lambda: None) -> None:
+        give_up(self._lease, f"nothing can be saved to '{self.path}'", first)
 
 
 def _lease_of(target: str, attempt_id: str) -> str:
