@@ -18,10 +18,12 @@ from typing import Any
 
 import pytest
 from tests.support import programs, s3
+from tests.support.long import amount
 from tests.support.places import on_this_machine, part_of, steps_in
 from tests.training.remote_programs import (
     opened,
     save_again_and_hang,
+    save_again_and_upload,
     save_and_hang,
     save_and_upload_slowly,
     save_and_wait,
@@ -289,6 +291,12 @@ def save_in(directory: AnyPath, steps: Mapping[int, int], remote: Remote | None 
 
 def values_in(directory: AnyPath) -> dict[str, int]:
     return {name: waystation.load(directory / name)["step"] for name in steps_in(directory)}
+
+
+def committed_in(directory: AnyPath) -> dict[str, int]:
+    """The same, without what killed programs have left in the place of a step."""
+    found = [name for name in steps_in(directory) if waystation.is_checkpoint(directory / name)]
+    return {name: waystation.load(directory / name)["step"] for name in found}
 
 
 @pytest.mark.parametrize(
@@ -768,6 +776,26 @@ def test_a_killed_program_leaves_no_earlier_version_that_is_loaded(tmp_path: Pat
     shutil.rmtree(here / "4", ignore_errors=True)
     with opened(here, Remote(there)) as checkpointer:
         assert checkpointer.load(2)["step"] == 20
+
+
+@pytest.mark.long
+def test_a_program_that_is_killed_at_any_request_serves_nothing_old(tmp_path: Path) -> None:
+    for number in range(1, 1000, amount(50, 1)):
+        bucket, here = s3.bucket(), tmp_path / str(number)
+        there = Location(f"{bucket.location}/there")
+        with bucket.context():
+            save_in(here, {1: 1, 2: 2, 3: 3}, Remote(there))
+        was_killed = s3.killed_at(bucket, number, save_again_and_upload, here, there)
+        if not was_killed:
+            assert number > 17
+            break
+        are_saved = steps_in(here) == ["4"]  # all of them: else it was killed as it was opened
+        with bucket.context():
+            assert committed_in(there).items() <= {"1": 1, "2": 2, "3": 3, "4": 40}.items()
+            with opened(here, Remote(there), n=1) as checkpointer:
+                known = {info.step: checkpointer.load(info.step)["step"] for info in checkpointer.checkpoints}
+            if are_saved:
+                assert (known, committed_in(there)) == ({1: 1, 4: 40}, {"1": 1, "4": 40})
 
 
 def test_an_earlier_version_that_is_read_goes_once_it_is_not(tmp_path: Path, there: AnyPath) -> None:
