@@ -28,6 +28,7 @@ from tests.support import programs
 from tests.support.long import IS_LONG
 from tests.support.s3 import (
     ACCESS_KEY,
+    FORBID,
     LOSE_ANSWER,
     PASS,
     REFUSE,
@@ -308,14 +309,105 @@ def test_a_key_that_is_wrong_is_refused(place: Bucket) -> None:
     with place.context(aws_secret_access_key="another"):
         for message in failures(f"{place.location}/ckpt", PermissionDenied):
             assert "check the credentials" in message
+        # Also where the first answer is one to HEAD, which has no body.
+        with pytest.raises(PermissionDenied, match="SignatureDoesNotMatch"):
+            storage.status(f"{place.location}/ckpt")
         with pytest.raises(PermissionDenied):
             waystation.is_checkpoint(f"{place.location}/ckpt")
+    with place.context(aws_access_key_id="nobody"):
+        failures(f"{place.location}/ckpt", PermissionDenied)
+
+
+def test_a_directory_of_checkpoints_is_told_from_one(place: Bucket) -> None:
+    with place.context():
+        for step in range(1, 9):
+            waystation.save(f"{place.location}/run/{step}", {"step": step})
+        with pytest.raises(InvalidLayoutError, match="of them: 4, 5, 6, 7, 8; give the path of one"):
+            waystation.load(f"{place.location}/run")
 
 
 def test_a_clock_that_is_wrong_is_named(place: Bucket) -> None:
     with proxy(place.endpoint, lambda _: SKEWED) as between, context(between.endpoint):
         for message in failures(f"{place.location}/ckpt", PermissionDenied):
             assert "clock of this machine" in message
+
+
+def is_removal(request: tuple[str, str]) -> bool:
+    """Whether a request removes objects: one, or several at once."""
+    method, path = request
+    return method == "DELETE" or (method == "POST" and "delete" in path)
+
+
+@pytest.mark.parametrize("may_remove", [True, False])
+@pytest.mark.parametrize("fails_at", ["tables", "commit", "nothing"])
+def test_a_save_that_was_refused_is_over_at_once(place: Bucket, fails_at: str, may_remove: bool) -> None:
+    """It leaves no lease that others would take for that of a save under way."""
+    path, parts = f"{place.location}/ckpt", {"tables": "files.bin", "commit": "/ckpt/checkpoint.json"}
+
+    def refuse(number: int) -> str:
+        method, target = between.requests[number - 1]
+        if is_removal((method, target)):
+            return PASS if may_remove else FORBID
+        return FORBID if method == "PUT" and parts.get(fails_at, "nothing") in target else PASS
+
+    with proxy(place.endpoint, refuse) as between, context(between.endpoint):
+        if fails_at in parts:
+            with pytest.raises(PermissionDenied) as caught:
+                waystation.save(path, state_of(1))
+            assert not [note for note in notes_of(caught.value) if "lease" in note]
+        else:
+            waystation.save(path, state_of(1))
+    with place.context():
+        with store_leases.StoreLeases(place.location).condemned("ckpt") as may_go:
+            assert may_go
+        waystation.save(path, state_of(2), overwrite=fails_at not in parts)
+        assert value_of(waystation.load(path)) == 2
+
+
+def test_a_save_in_a_layout_of_orbax_that_was_refused_makes_room_at_once(place: Bucket) -> None:
+    path, is_full = f"{place.location}/ckpt", False
+
+    def refuse(number: int) -> str:
+        nonlocal is_full
+        method, target = between.requests[number - 1]
+        is_full |= method == "PUT" and "/ckpt/state/" in target
+        return FORBID if is_full and not is_removal((method, target)) and method == "PUT" else PASS
+
+    with proxy(place.endpoint, refuse) as between:
+        options = context(between.endpoint)
+        options.array.saving.use_ocdbt = False
+        with options, pytest.raises(PermissionDenied):
+            waystation.save(path, state_of(1))
+        assert is_full
+    assert place.names() == []
+    options = place.context()
+    options.array.saving.use_ocdbt = False
+    with options:
+        waystation.save(path, state_of(2))
+
+
+def test_a_save_whose_lease_cannot_be_given_up_says_so(place: Bucket) -> None:
+    may_write = True
+
+    def refuse(number: int) -> str:
+        nonlocal may_write
+        method, target = between.requests[number - 1]
+        may_write &= not (method == "PUT" and target.endswith("/ckpt/checkpoint.json"))
+        return PASS if may_write or method in ("GET", "HEAD") else FORBID
+
+    with (
+        proxy(place.endpoint, refuse) as between,
+        context(between.endpoint),
+        pytest.raises(PermissionDenied) as caught,
+    ):
+        waystation.save(f"{place.location}/ckpt", state_of(1))
+    (note,) = [note for note in notes_of(caught.value) if "lease" in note]
+    assert "10 minutes after its last renewal" in note
+    assert SECRET_KEY not in note
+
+
+def notes_of(error: BaseException) -> list[str]:
+    return getattr(error, "__notes__", [])
 
 
 def test_a_store_that_does_not_answer_is_unavailable_in_the_end() -> None:

@@ -18,6 +18,7 @@ import pytest
 from tests.support import s3
 
 import waystation
+from waystation import storage
 from waystation.errors import InvalidInput, PermissionDenied, WaystationError
 from waystation.options import settings_of_s3fs
 
@@ -171,9 +172,10 @@ def test_missing_credentials_are_told_and_what_to_set(
 def test_another_region_is_told() -> None:
     place = s3.bucket()
     context = place.context(aws_region="eu-central-1")
-    with context, pytest.raises(WaystationError, match="aws_region") as caught:
-        waystation.load(f"{place.location}/a")
-    assert "AWS_REGION" in str(caught.value)
+    for call in (waystation.load, storage.status):
+        with context, pytest.raises(WaystationError, match="aws_region") as caught:
+            call(f"{place.location}/a")
+        assert "AWS_REGION" in str(caught.value)
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tests.checkpoint.copy_programs import copying
+from tests.support import s3
 from tests.support.programs import HANG_S, Place
 
 from waystation.storage import AnyPath
@@ -69,6 +70,34 @@ def save_and_hang(
         remotes.Copying.run = hang  # type: ignore[method-assign]
     with opened(directory, Remote(remote, keep=preservation_policies.LatestN(2))) as checkpointer:
         checkpointer.save(3, state(3))
+
+
+def save_again_and_hang(
+    environment: Mapping[str, str], directory: Path, remote: AnyPath, steps: Sequence[int], hangs: Any
+) -> None:
+    """Saves steps again, of which the directory keeps the last. Its uploads hang, and it is killed."""
+    os.environ.update(environment)
+    remotes.UploadRecord.begin = lambda *_, **__: time.sleep(HANG_S)  # type: ignore[method-assign]
+    with opened(directory, Remote(remote), n=1) as checkpointer:
+        for step in steps:
+            checkpointer.save(step, state(10 * step), overwrite=True, force=True)
+        hangs.set()
+        time.sleep(HANG_S)
+
+
+def save_again_and_upload(endpoint: str, directory: Path, remote: AnyPath) -> None:
+    """Saves steps 2, 3 and 4 again, of which the directory keeps the last, and uploads only then."""
+    with (
+        s3.context(endpoint),
+        opened(directory, Remote(remote, keep=preservation_policies.LatestN(3)), n=1) as checkpointer,
+    ):
+        checkpointer._remote._changing.acquire()  # type: ignore[union-attr]
+        try:
+            for step in (2, 3, 4):
+                checkpointer.save(step, state(10 * step), overwrite=True, force=True)
+        finally:
+            checkpointer._remote._changing.release()  # type: ignore[union-attr]
+        checkpointer.wait()
 
 
 def save_and_wait(

@@ -109,6 +109,50 @@ def test_the_options_of_the_checkpointer_say_how_the_store_is_reached(bucket: s3
         assert own.delete_async(0).result()
 
 
+def test_a_run_is_opened_by_a_request_for_each_step_and_metrics_are_read_once_asked_for(
+    bucket: s3.Bucket,
+) -> None:
+    steps, root = range(6), f"{bucket.location}/run"
+    with Checkpointer(root, context=bucket.context(), save_decision_policy=EVERY_STEP) as checkpointer:
+        for step in steps:
+            checkpointer.save(step, state(step), metrics={"score": step})
+    with s3.proxy(bucket.endpoint) as between:
+        # Whoever asks for metrics is in no context.
+        own = Checkpointer(root, context=bucket.context(between.endpoint))
+        assert len(between.requests) == 1 + len(steps)
+        assert steps_of(own) == [*steps]
+        assert own.latest is not None
+        assert own.latest.commit_timestamp_nsecs
+        asked = len(between.requests)
+        assert own.latest.metrics == {"score": 5}
+        assert len(between.requests) - asked == 2
+        assert [info.metrics["score"] for info in own.checkpoints] == [*steps]
+        assert len(between.requests) - asked == 2 * len(steps)
+        assert own.checkpoints[0] == own.checkpoints[0]
+        assert "'score': 3" in repr(own.checkpoints[3])
+        own.close()
+        assert len(between.requests) - asked == 2 * len(steps)
+
+
+def test_metrics_that_are_damaged_or_gone_are_told_once_they_are_asked_for(
+    bucket: s3.Bucket, root: Location
+) -> None:
+    with Checkpointer(root, save_decision_policy=EVERY_STEP) as checkpointer:
+        for step in range(4):
+            checkpointer.save(step, state(step), metrics={"score": step})
+    for file in on_this_machine(root / "3").glob("metrics*/files/metrics"):
+        file.write_bytes(b"{}")
+    best = preservation_policies.BestN(get_metric_fn=lambda found: found["score"], n=2)
+    with Checkpointer(root, preservation_policy=best, save_decision_policy=EVERY_STEP) as checkpointer:
+        with pytest.raises(errors.Corrupt):
+            checkpointer.checkpoints[3].metrics  # noqa: B018  # it is read
+        waystation.delete(root / "0")
+        assert checkpointer.checkpoints[0].metrics is None
+        checkpointer.save(4, state(4), metrics={"score": 4})
+        assert steps_of(checkpointer) == [0, 2, 4]  # of 0 nothing is known
+        assert [info.step for info in checkpointer.damaged] == [3]
+
+
 def test_what_lies_beside_a_step_stays(bucket: s3.Bucket, root: Location, recwarn: Any) -> None:
     notes = on_this_machine(root / "3") / "notes.txt"
     notes.parent.mkdir(parents=True)
@@ -146,14 +190,17 @@ def test_opening_takes_few_requests_for_each_step(bucket: s3.Bucket, root: Locat
         checkpointer.save(0, state(0), metrics={"score": 1})
     for step in range(1, count):  # a copy has the record of the original, which suffices here
         shutil.copytree(on_this_machine(root / "0"), on_this_machine(root / str(step)))
-    for lightweight, most in ((True, 1), (False, 3)):
+    for lightweight in (True, False):
         with (
             s3.proxy(bucket.endpoint) as between,
             s3.context(between.endpoint),
             Checkpointer(root, lightweight_initialize=lightweight) as checkpointer,
         ):
             assert steps_of(checkpointer) == list(range(count))
-            assert len(between.requests) == 1 + count * most
+            assert len(between.requests) == 1 + count
+            if not lightweight:
+                assert all(info.metrics == {"score": 1} for info in checkpointer.checkpoints)
+                assert len(between.requests) == 1 + count * 3
 
 
 # ---- readers and collectors --------------------------------------------------------------------
@@ -314,6 +361,35 @@ def test_a_removal_that_was_refused_is_tried_again_at_the_next_save(
         checkpointer.save(3, state(3))
     assert names_in(root) == ["3"]
     assert of_step(bucket, 0) == []
+
+
+def test_a_removal_that_was_refused_leaves_alone_what_another_program_saves_there(
+    bucket: s3.Bucket, root: Location
+) -> None:
+    """In a layout of Orbax's, where a removal compares no versions."""
+    may_remove = True
+
+    def forbid(number: int) -> str:
+        method, path = between.requests[number - 1]
+        is_of_step = "/run/0/" in path or (method == "POST" and "delete" in path)
+        return s3.FORBID if is_of_step and method not in ("GET", "HEAD") and not may_remove else s3.PASS
+
+    with s3.proxy(bucket.endpoint, forbid) as between:
+        context = s3.context(between.endpoint)
+        context.array.saving.use_ocdbt = False
+        with context, keeper(root) as checkpointer:
+            checkpointer.save(0, state(0))
+            may_remove = False
+            for step in (1, 2):
+                checkpointer.save(step, state(step))
+            assert "0" in names_in(root)
+            may_remove = True
+            waystation.delete(root / "0")
+            waystation.save(root / "0", state(7))
+            for step in (3, 4):
+                checkpointer.save(step, state(step))
+            assert sorted(names_in(root)) == ["0", "4"]
+            assert waystation.load(root / "0")["step"] == 7
 
 
 def test_a_reader_that_is_killed_holds_a_step_until_its_lease_has_run_out(

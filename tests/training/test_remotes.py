@@ -18,9 +18,12 @@ from typing import Any
 
 import pytest
 from tests.support import programs, s3
+from tests.support.long import amount
 from tests.support.places import on_this_machine, part_of, steps_in
 from tests.training.remote_programs import (
     opened,
+    save_again_and_hang,
+    save_again_and_upload,
     save_and_hang,
     save_and_upload_slowly,
     save_and_wait,
@@ -45,6 +48,9 @@ from waystation.storage.leases import Leases
 from waystation.training import Checkpointer, Remote, mirror, preservation_policies
 from waystation.training import remote as remotes
 from waystation.training.errors import DamagedCheckpointWarning, RemoteWarning
+from waystation.training.place import Place
+from waystation.training.step_names import standard_name_format
+from waystation.training.upload_record import UploadRecord
 
 
 @pytest.fixture(params=["disk", "store"])
@@ -285,6 +291,12 @@ def save_in(directory: AnyPath, steps: Mapping[int, int], remote: Remote | None 
 
 def values_in(directory: AnyPath) -> dict[str, int]:
     return {name: waystation.load(directory / name)["step"] for name in steps_in(directory)}
+
+
+def committed_in(directory: AnyPath) -> dict[str, int]:
+    """The same, without what killed programs have left in the place of a step."""
+    found = [name for name in steps_in(directory) if waystation.is_checkpoint(directory / name)]
+    return {name: waystation.load(directory / name)["step"] for name in found}
 
 
 @pytest.mark.parametrize(
@@ -718,6 +730,124 @@ def test_an_earlier_version_goes_where_the_newer_one_was_collected_before_its_up
         go_on.set()
         checkpointer.wait()
     assert values_in(there) == {"1": 1, "4": 4}
+
+
+def test_an_earlier_version_stays_where_the_newer_one_was_lost_and_not_collected(
+    tmp_path: Path, there: AnyPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `rm -rf here/*` before an upload. What the remote has is all there is then."""
+    here, run = tmp_path / "here", remotes.Copying.run
+    save_in(here, {1: 1, 2: 2}, Remote(there))
+
+    def after_the_loss(*arguments: Any, **given: Any) -> Any:
+        for name in steps_in(here):
+            shutil.rmtree(here / name)
+        return run(*arguments, **given)
+
+    monkeypatch.setattr(remotes.Copying, "run", after_the_loss)
+    with opened(here, Remote(there)) as checkpointer:
+        checkpointer.save(2, state(20), overwrite=True, force=True)
+        checkpointer.wait()
+    assert values_in(there) == {"1": 1, "2": 2}
+    with opened(here, Remote(there)) as checkpointer:
+        assert checkpointer.load()["step"] == 2
+
+
+def test_a_killed_program_leaves_no_earlier_version_that_is_loaded(tmp_path: Path, there: AnyPath) -> None:
+    """Steps were saved again and collected, and the program was killed before it uploaded anything."""
+    here, hangs = tmp_path / "here", programs.context.Event()
+    save_in(here, {1: 1, 2: 2, 3: 3}, Remote(there))
+    arguments = (of_stores(), here, there, [2, 3, 4], hangs)
+    process = programs.context.Process(target=save_again_and_hang, args=arguments, daemon=True)
+    process.start()
+    assert hangs.wait(programs.HANG_S)
+    os.kill(process.pid or 0, signal.SIGKILL)
+    process.join(programs.HANG_S)
+    assert (steps_in(here), values_in(there)) == (["4"], {"1": 1, "2": 2, "3": 3})
+    with opened(here, Remote(there), n=1) as checkpointer:
+        assert [info.step for info in checkpointer.checkpoints] == [1, 4]
+        with pytest.raises(StepNotFoundError):
+            checkpointer.load(3)
+        checkpointer.wait()
+        assert values_in(there) == {"1": 1, "4": 40}
+        for value in (2, 20):  # of later ones nothing is written down any more
+            checkpointer.save(2, state(value), overwrite=True, force=True)
+            checkpointer.wait()
+    shutil.rmtree(here / "4", ignore_errors=True)
+    with opened(here, Remote(there)) as checkpointer:
+        assert checkpointer.load(2)["step"] == 20
+
+
+@pytest.mark.long
+def test_a_program_that_is_killed_at_any_request_serves_nothing_old(tmp_path: Path) -> None:
+    for number in range(1, 1000, amount(50, 1)):
+        bucket, here = s3.bucket(), tmp_path / str(number)
+        there = Location(f"{bucket.location}/there")
+        with bucket.context():
+            save_in(here, {1: 1, 2: 2, 3: 3}, Remote(there))
+        was_killed = s3.killed_at(bucket, number, save_again_and_upload, here, there)
+        if not was_killed:
+            assert number > 17
+            break
+        are_saved = steps_in(here) == ["4"]  # all of them: else it was killed as it was opened
+        with bucket.context():
+            assert committed_in(there).items() <= {"1": 1, "2": 2, "3": 3, "4": 40}.items()
+            with opened(here, Remote(there), n=1) as checkpointer:
+                known = {info.step: checkpointer.load(info.step)["step"] for info in checkpointer.checkpoints}
+            if are_saved:
+                assert (known, committed_in(there)) == ({1: 1, 4: 40}, {"1": 1, "4": 40})
+
+
+def test_an_earlier_version_that_is_read_goes_once_it_is_not(tmp_path: Path, there: AnyPath) -> None:
+    here = tmp_path / "here"
+    save_in(here, {1: 1, 2: 2}, Remote(there))
+    with opened(here, Remote(there, every=3)) as checkpointer:
+        reader = Place(os.fspath(there), standard_name_format(), waystation.Context())
+        with reader.leases.hold("2") as may_read:
+            assert may_read
+            checkpointer.save(2, state(20), overwrite=True, force=True)
+            checkpointer.save(3, state(3))
+            checkpointer.wait()
+            assert values_in(there) == {"1": 1, "2": 2, "3": 3}
+        checkpointer.save(6, state(6))
+    assert values_in(there) == {"1": 1, "3": 3, "6": 6}
+
+
+def test_what_may_not_be_removed_there_keeps_nothing_from_being_uploaded(tmp_path: Path) -> None:
+    bucket, here, may_remove = s3.bucket(), tmp_path / "here", False
+
+    def forbid(number: int) -> str:
+        method, path = between.requests[number - 1]
+        is_removal = method == "DELETE" or (method == "POST" and "delete" in path)
+        return s3.FORBID if is_removal and not may_remove else s3.PASS
+
+    there = Location(f"{bucket.location}/there")
+    with s3.proxy(bucket.endpoint, forbid) as between, s3.context(between.endpoint):
+        save_in(here, {1: 1, 2: 2}, Remote(there))
+        with opened(here, Remote(there, every=3)) as checkpointer:
+            checkpointer.save(2, state(20), overwrite=True, force=True)
+            for step in (3, 6):
+                checkpointer.save(step, state(step))
+                checkpointer.wait()
+            assert tiers(checkpointer)[6] == ("directory", "remote")
+            assert values_in(there) == {"1": 1, "2": 2, "3": 3, "6": 6}
+            may_remove = True
+            checkpointer.save(9, state(9))
+            checkpointer.wait()
+            assert values_in(there) == {"1": 1, "3": 3, "6": 6, "9": 9}
+
+
+def test_what_another_program_uploads_after_a_removal_stays_in_the_record(
+    tmp_path: Path, there: AnyPath
+) -> None:
+    (tmp_path / "here").mkdir()
+    first, second = (UploadRecord(os.fspath(tmp_path / "here"), os.fspath(there)) for _ in range(2))
+    first.begin("1", 10, [])
+    first.forget(["1"])
+    second.begin("1", 20, [])
+    first.begin("2", 30, [])
+    second.look([])
+    assert [second.has("1", 10), second.has("1", 20), second.has("2", 30)] == [False, True, True]
 
 
 def test_copies_with_one_id_replace_nothing_of_each_other(tmp_path: Path, there: AnyPath) -> None:

@@ -16,9 +16,16 @@ use crate::connection::{NoCredentials, Unreached, Untrusted};
 
 /// Codes of stores are words; whatever else is between the tags is not repeated.
 const MOST_CODE_BYTES: usize = 64;
-/// How a refused request is told from one that failed, by the codes of stores that answer it with status 400.
-const REFUSALS: [&str; 5] =
-    ["AccessDenied", "ExpiredToken", "InvalidToken", "TokenRefreshRequired", "AuthenticationFailed"];
+/// How a refused request is told from one that failed, by the codes of stores that answer it with another status than
+/// 403: 400, or 404 as VersityGW does of a key that it does not know.
+const REFUSALS: [&str; 6] = [
+    "AccessDenied",
+    "ExpiredToken",
+    "InvalidToken",
+    "TokenRefreshRequired",
+    "AuthenticationFailed",
+    "XAdminUserNotFound",
+];
 
 /// The code of a request that was signed at another time than now.
 const CLOCK_IS_WRONG: &str = "RequestTimeTooSkewed";
@@ -33,6 +40,9 @@ const OTHER_REGION: [&str; 4] = [
 /// What the crate says of an answer that leads elsewhere without saying where to: S3 does so for another region.
 const LEADS_NOWHERE: &str = "Received redirect without LOCATION";
 
+/// The status of what is refused for want of room.
+const INSUFFICIENT_STORAGE: u16 = 507;
+
 /// Codes of stores that say that there is no bucket, and not only no object.
 const NO_BUCKET: [&str; 2] = ["NoSuchBucket", "ContainerNotFound"];
 
@@ -40,7 +50,7 @@ const NO_BUCKET: [&str; 2] = ["NoSuchBucket", "ContainerNotFound"];
 pub fn told(error: &object_store::Error, action: &str, path: &Path) -> Error {
     use object_store::Error as Store;
     let answer = Answer::of(error);
-    if answer.code.as_deref().is_some_and(|code| NO_BUCKET.contains(&code)) {
+    if answer.has_code_of(&NO_BUCKET) {
         return no_bucket(action, path);
     }
     if answer.lacks_credentials {
@@ -51,6 +61,9 @@ pub fn told(error: &object_store::Error, action: &str, path: &Path) -> Error {
     }
     if answer.is_of_another_region() {
         return other_region(action, path);
+    }
+    if answer.has_code_of(&REFUSALS) {
+        return refused(&answer, action, path);
     }
     let (kind, reason) = match error {
         Store::NotFound { .. } => (Kind::NotFound, "it is not there".to_owned()),
@@ -85,6 +98,11 @@ pub fn told(error: &object_store::Error, action: &str, path: &Path) -> Error {
         _ => (answer.kind(), answer.reason(error)),
     };
     Error::new(kind, format!("could not {action}: {reason}")).with("path", path.display().to_string())
+}
+
+/// Whether an answer says that a request was wrong, but not why, as it has no body.
+pub fn is_silent(error: &object_store::Error) -> bool {
+    Answer::of(error).is_silent()
 }
 
 /// Whether a request asked for a range that begins where an object has ended.
@@ -204,13 +222,21 @@ impl Answer {
         answer
     }
 
+    fn has_code_of(&self, codes: &[&str]) -> bool {
+        self.code.as_deref().is_some_and(|code| codes.contains(&code))
+    }
+
     fn is_refusal(&self) -> bool {
-        matches!(self.status, Some(401 | 403))
-            || self.code.as_deref().is_some_and(|code| REFUSALS.contains(&code))
+        matches!(self.status, Some(401 | 403)) || self.has_code_of(&REFUSALS)
     }
 
     fn is_of_another_region(&self) -> bool {
-        self.leads_nowhere || self.code.as_deref().is_some_and(|code| OTHER_REGION.contains(&code))
+        self.leads_nowhere || self.has_code_of(&OTHER_REGION)
+    }
+
+    /// Whether the store has answered that something is wrong with the request, and has not said what.
+    fn is_silent(&self) -> bool {
+        matches!(self.status, Some(400 | 401 | 403)) && self.code.is_none()
     }
 
     fn kind(&self) -> Kind {
@@ -226,6 +252,11 @@ impl Answer {
         }
         let code = self.code.as_deref().map_or_else(String::new, |code| format!(" ({code})"));
         match (self.status, self.failure) {
+            (Some(INSUFFICIENT_STORAGE), _) => {
+                format!(
+                    "there is no room left in the store{code}; remove what is not needed there, or give it more"
+                )
+            }
             (Some(status), _) => format!("the store answered with status {status}{code}"),
             (None, Some(HttpErrorKind::Connect)) => "the store cannot be reached".to_owned(),
             (None, Some(HttpErrorKind::Timeout)) => "the store did not answer in time".to_owned(),

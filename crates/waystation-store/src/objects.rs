@@ -20,7 +20,7 @@ use waystation_format::{Error, Kind, Result};
 use crate::ObjectStorage;
 use crate::client::Remover;
 use crate::connection::on_condition;
-use crate::errors::{is_beyond_the_end, late, not_found, told};
+use crate::errors::{is_beyond_the_end, is_silent, late, not_found, told};
 use crate::process::wait_for;
 use crate::read::pour;
 use crate::write::nonce;
@@ -115,10 +115,13 @@ impl ObjectStorage {
             let beneath = objects.list(Some(&key)).boxed().into_future();
             let (object, (first, _)) = join(objects.head(&key), beneath).await;
             // Whoever may read an object may be refused a listing.
-            Ok(match absent(object)? {
-                Some(meta) => Some(Found::Object(Version::of(&meta))),
-                None => first.transpose()?.map(|_| Found::Directory),
-            })
+            match (absent(object), first) {
+                (Ok(Some(meta)), _) => Ok(Some(Found::Object(Version::of(&meta)))),
+                (Ok(None), first) => Ok(first.transpose()?.map(|_| Found::Directory)),
+                // The answer to the listing has a body, which says why.
+                (Err(error), Some(Err(listing))) if is_silent(&error) => Err(listing),
+                (Err(error), _) => Err(error),
+            }
         })
     }
 

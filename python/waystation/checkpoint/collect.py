@@ -157,6 +157,8 @@ def _places(parent: str) -> Iterator[str]:
     try:
         found = storage.entries(parent)
     except NotFound as error:
+        if "bucket" in error.context:
+            raise
         raise NotFound(f"there is no directory '{parent}'", path=parent) from error
     except NotDirectory as error:
         raise NotDirectory(

@@ -39,6 +39,7 @@ Layout = Literal["native", "orbax"]
 
 MOST_ATTEMPTS = 50  # at what is replaced meanwhile
 _MOST_ABOVE = 2
+_LAST = 5  # names of checkpoints that a message has
 
 
 def resolve(path: PathLike) -> str:
@@ -568,7 +569,12 @@ def lost_records_in(directory: PathLike) -> list[str]:
 
 
 def _checkpoints_in(directory: str) -> list[str]:
-    return _names_in(directory, is_checkpoint)
+    """The names of the checkpoints in a directory; in a store, where each takes a request, the last few."""
+    if storage.of(directory).renames is not None:
+        return _names_in(directory, is_checkpoint)
+    last = sorted(storage.directories(directory), key=natural_order)[-_LAST:]
+    found = storage.side_by_side(directory, lambda name: is_checkpoint(os.path.join(directory, name)), last)
+    return [name for name, is_one in zip(last, found, strict=True) if is_one]
 
 
 def _names_in(directory: PathLike, is_meant: Callable[[str], bool]) -> list[str]:
@@ -591,6 +597,6 @@ def natural_order(name: str) -> list[tuple[int, int, str]]:
     return [(0, int(part[:400]), part) if part.isdecimal() else (1, 0, part) for part in parts]
 
 
-def _last_of(found: list[str], limit: int = 5) -> str:
+def _last_of(found: list[str], limit: int = _LAST) -> str:
     more = len(found) - limit
     return ", ".join(found[-limit:]) + (f" and {more} more" if more > 0 else "")

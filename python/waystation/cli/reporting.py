@@ -12,7 +12,7 @@ import sys
 import traceback as tracebacks
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import typer
@@ -127,7 +127,10 @@ def told_of(error: Exception, *, verifies: bool = False) -> Told:
             hint = _HINT_OF_STORES
         for argument, option in _OPTIONS.items():
             message = message.replace(argument, option)
-        return _told(error.kind, message, _shown_context(error), hint)
+        told = _told(error.kind, message, _shown_context(error), hint)
+        # What else there is to know, such as what a save that failed has left; others are tracebacks.
+        notes = [note for note in getattr(error, "__notes__", ()) if "\n" not in note]
+        return replace(told, message="; ".join([told.message, *notes]))
     if isinstance(error, MemoryError):
         message = "this machine has too little free memory for the command; free some, or use another machine"
         return _told("Unavailable", message, {}, None)

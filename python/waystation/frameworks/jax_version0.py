@@ -16,7 +16,6 @@ tree_map: Callable[..., Any] = jax.tree.map
 tree_leaves: Callable[..., list[Any]] = jax.tree.leaves
 flatten: Callable[..., tuple[list[Any], Any]] = jax.tree_util.tree_flatten
 unflatten: Callable[[Any, Iterable[Any]], Any] = jax.tree_util.tree_unflatten
-flatten_with_path: Callable[..., tuple[list[tuple[Any, Any]], Any]] = jax.tree_util.tree_flatten_with_path
 
 Array = jax.Array
 ShapeDtypeStruct = jax.ShapeDtypeStruct

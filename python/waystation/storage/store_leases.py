@@ -5,6 +5,8 @@ store, has run out. Whoever takes a process for dead condemns its lease first, o
 version that has run out; the process renews it on the same condition. So one of the two is told that the
 other was faster.
 
+A process that may write and remove nothing condemns its own lease to give it up.
+
 The marks of readers and collectors (`StoreLeases`, see `leases`) are such leases beneath the checkpoint. They
 rest on listings that have what was written before, as those of the stores are. Failure sequence: a reader is
 killed: its mark runs out, and whoever sees it then removes it. A collector is killed: where the store removes
@@ -25,7 +27,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from waystation import _forks, _native, storage
-from waystation._errors import Conflict, NotFound, PermissionDenied, Unsupported, WaystationError
+from waystation._errors import (
+    Conflict,
+    InvalidInput,
+    NotFound,
+    PermissionDenied,
+    Unsupported,
+    WaystationError,
+)
 from waystation.storage import names, object_store
 from waystation.storage.attempts import is_gone, new_attempt_id, owner_record
 from waystation.storage.leases import CONDEMNED, LEASE, is_mark
@@ -82,14 +91,7 @@ class Lease:
             begun_s = _now_s()
             self._renewals += 1
             try:
-                try:
-                    self._version = self._store.put(self._path, self._content(), unchanged=self._version)
-                except Conflict:
-                    ((content, version),) = self._store.get([(self._path, _LIMIT_BYTES)])
-                    if not self._is_own(content):
-                        raise
-                    # The answer to an earlier renewal was lost.
-                    self._version = self._store.put(self._path, self._content(), unchanged=version)
+                self._replace(self._content())
             except (Conflict, NotFound) as error:
                 raise Conflict(
                     f"this process gave no sign of life for {EXPIRES_S / 60:g} minutes, so another one has "
@@ -97,6 +99,17 @@ class Lease:
                     path=self._path,
                 ) from error
             self._renewed_s = begun_s
+
+    def _replace(self, content: bytes) -> None:
+        """Puts another content in its place, if it is still that of this process."""
+        try:
+            self._version = self._store.put(self._path, content, unchanged=self._version)
+        except Conflict:
+            ((present, version),) = self._store.get([(self._path, _LIMIT_BYTES)])
+            if not self._is_own(present):
+                raise
+            # The answer to an earlier renewal was lost.
+            self._version = self._store.put(self._path, content, unchanged=version)
 
     def _is_own(self, content: bytes) -> bool:
         with contextlib.suppress(ValueError):
@@ -124,12 +137,24 @@ class Lease:
         self._heartbeat.end(self._path)
 
     def remove(self) -> None:
-        """Gives it up; in a forked child it stays: it is that of the parent."""
+        """Gives it up; in a forked child it stays: it is that of the parent.
+
+        Where the store lets this process write and remove nothing, the lease stays, and says that it is over.
+
+        Raises:
+            PermissionDenied: The store refuses both, so others take the process for alive until it has run
+                out.
+            WaystationError: What else a removal raises.
+        """
         if self._owner.is_here:
             self._is_removed = True
             self.end()
             with self._lock:  # a renewal that arrived later would put it there again
-                self._store.remove(self._path)
+                try:
+                    self._store.remove(self._path)
+                except (InvalidInput, PermissionDenied):
+                    with contextlib.suppress(Conflict, NotFound):  # another process has taken it away
+                        self._replace(_TAKEN_FOR_DEAD)
 
 
 class _Renewals(Heartbeat):

@@ -22,8 +22,9 @@ from typing import Any
 
 from waystation import _forks, storage
 from waystation._errors import Corrupt, WaystationError
+from waystation.layouts.native.records import Digest
 from waystation.training import step_records
-from waystation.training.step_metadata import CheckpointMetadata
+from waystation.training.step_metadata import CheckpointMetadata, Unread, changed, stored_metrics
 from waystation.training.step_names import NameFormat, named_in
 
 Info = CheckpointMetadata[None]
@@ -185,7 +186,7 @@ class Listing:
             read: dict[str, step_records.StepRecord] = {}
             if storage.is_in_store(root):
                 paths = [os.fspath(path) for _, path in named]
-                read = step_records.read_many(storage.as_path(root), paths, with_metrics=with_records)
+                read = step_records.read_many(storage.as_path(root), paths)
             see = functools.partial(_seen, read=read, with_records=with_records)
             found: dict[int, tuple[Info, bool]] = {}
             for info, is_damaged in filter(None, storage.side_by_side(root, see, named)):
@@ -206,7 +207,9 @@ class Listing:
     @classmethod
     def decode(cls, data: bytes) -> Listing:
         """What another process has found."""
-        committed, damaged = ([from_json(entry) for entry in entries] for entries in json.loads(data))
+        found = json.loads(data)
+        late: dict[str, step_records.LateMetrics] = {}  # of each directory, which read them together
+        committed, damaged = ([from_json(entry, late) for entry in entries] for entries in found)
         return cls(committed, damaged)
 
 
@@ -255,24 +258,37 @@ def _with(info: Info, record: step_records.StepRecord) -> Info:
 
 def relocated(info: Info, root: str) -> Info:
     """The same checkpoint in this process's own storage."""
-    return dataclasses.replace(info, path=storage.as_path(os.path.join(root, info.path.name)))
+    return changed(info, path=storage.as_path(os.path.join(root, info.path.name)))
 
 
 def to_json(info: Info) -> list[Any]:
-    """A checkpoint for the other processes."""
+    """A checkpoint for the other processes; metrics that were not asked for they read themselves."""
+    metrics = stored_metrics(info)
     return [
         info.step,
         os.fspath(info.path),
         info.init_timestamp_nsecs,
         info.commit_timestamp_nsecs,
         info.custom_metadata,
-        info.metrics,
+        *([None, metrics.place] if isinstance(metrics, Unread) else [metrics, None]),
     ]
 
 
-def from_json(entry: list[Any]) -> Info:
-    """What another process knows of a checkpoint."""
-    step, path, init_ns, commit_ns, custom_metadata, metrics = entry
+def from_json(entry: list[Any], late: dict[str, step_records.LateMetrics] | None = None) -> Info:
+    """What another process knows of a checkpoint.
+
+    Args:
+        entry: What `to_json` has made.
+        late: Those with whose metrics its own are read, if nobody has asked for them yet.
+    """
+    step, path, init_ns, commit_ns, custom_metadata, metrics, place = entry
+    if place is not None:
+        root = os.path.dirname(path)
+        late = {} if late is None else late
+        if root not in late:
+            late[root] = step_records.LateMetrics(storage.as_path(root))
+        own_ns, directory, nbytes, crc64 = place
+        metrics = late[root].add(path, own_ns, directory, Digest(nbytes, crc64))
     return CheckpointMetadata(
         step,
         storage.as_path(path),

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any
 
 from waystation import _forks, storage
-from waystation._errors import Conflict, Corrupt, InvalidInput, NotFound, WaystationError
+from waystation._errors import Conflict, Corrupt, InvalidInput, NotFound, Unsupported, WaystationError
 from waystation._options.in_effect import current_options
 from waystation.checkpoint.collect import remove_dead_in_store
 from waystation.checkpoint.delete import withdraw
@@ -27,7 +27,12 @@ from waystation.storage import attempts
 from waystation.training import step_records
 from waystation.training.catalogue import Info, described
 from waystation.training.place import Place
-from waystation.training.preservation_policies import PreservationContext, PreservationPolicy
+from waystation.training.preservation_policies import (
+    PreservationContext,
+    PreservationPolicy,
+    may_ask_for_metrics,
+)
+from waystation.training.step_metadata import Unread, changed, stored_metrics
 from waystation.training.step_names import named_in
 
 _log = logging.getLogger("waystation")
@@ -101,7 +106,11 @@ class Collector:
 
     def _unwanted(self) -> list[Info]:
         """What the policy does not keep and nothing else protects."""
-        infos = self._among(self._with_records())
+        try:
+            infos = self._among(self.with_records())
+        except WaystationError as error:  # the next save looks again
+            _log.warning("nothing is removed of '%s' now: %s", self._place.root, error)
+            return []
         flags: Any = self._policy.should_preserve(infos, context=PreservationContext())
         answers = len(flags) if isinstance(flags, Sized) else 0
         if answers != len(infos):
@@ -115,10 +124,16 @@ class Collector:
         spared = self._spared(kept, going)
         return [info for info in going if info.step not in in_flight and info is not spared]
 
-    def _with_records(self) -> list[Info]:
-        """The committed checkpoints by age, with their times and metrics, which a light list lacks."""
+    def with_records(self) -> list[Info]:
+        """The committed checkpoints by age, with their times, which a light list lacks, and with the metrics
+        that the policy may ask for."""
         infos = self._catalogue.committed_by_age()
-        lacking = [info for info in infos if info.commit_timestamp_nsecs is None]
+        asks = may_ask_for_metrics(self._policy)
+        lacking = [
+            info
+            for info in infos
+            if info.commit_timestamp_nsecs is None or (asks and isinstance(stored_metrics(info), Unread))
+        ]
         if not lacking:
             return infos
         found = storage.side_by_side(self._place.root, self._described, lacking)
@@ -126,9 +141,11 @@ class Collector:
         return self._catalogue.committed_by_age()
 
     def _described(self, info: Info) -> Info | None:
-        """A checkpoint with what its record says; None if that is damaged."""
+        """A checkpoint with what its record says, and its metrics; None if these are damaged."""
         try:
-            return described(info)
+            if info.commit_timestamp_nsecs is None:
+                return described(info)
+            return changed(info, metrics=info.metrics)
         except Corrupt as error:
             _log.warning("checkpoint '%s' is damaged: %s", info.path, error)
             self._catalogue.mark_damaged(info.step)
@@ -158,10 +175,13 @@ class Collector:
             Those that are not there any more.
         """
         marks: list[contextlib.ExitStack] = []
+        root, refused = self._place.root, self._refused_before()
         try:
-            again = [info for info in self._refused_before() if self._condemn(info, marks)]
-            going = [*infos, *again]
-            gone = storage.side_by_side(self._place.root, self._remove, going)
+            may_go = storage.side_by_side(
+                root, lambda info: self._is_as_judged(info) and self._condemn(info, marks), refused
+            )
+            going = [*infos, *(info for info, goes in zip(refused, may_go, strict=True) if goes)]
+            gone = storage.side_by_side(root, self._remove, going)
         finally:
             storage.side_by_side(self._place.root, contextlib.ExitStack.close, marks)
         if infos:
@@ -175,6 +195,19 @@ class Collector:
                 self._refused.pop(name, None)
         return [*self._refused.values()][:_TRIED_AGAIN]
 
+    def _is_as_judged(self, info: Info) -> bool:
+        """Whether what could not be removed is there still. Much may have happened since: another program may
+        have saved the step again, in a layout of which a removal does not compare the versions."""
+        try:
+            if step_records.committed_ns(os.fspath(info.path)) == info.commit_timestamp_nsecs:
+                return True
+        except (Corrupt, InvalidInput, NotFound, Unsupported):
+            pass  # it is gone, or nothing tells what is there now
+        except WaystationError:
+            return False  # for now
+        self._refused.pop(info.path.name, None)
+        return False
+
     def _remove(self, info: Info) -> bool:
         # Of parts in local storage each has been committed by its own process, at its own time.
         is_shared = current_options().multiprocessing.primary_host is not None
@@ -185,6 +218,7 @@ class Collector:
         except (Conflict, NotFound) as error:  # somebody else has replaced or removed it
             self._refused.pop(name, None)
             _log.info("checkpoint '%s' was not removed: %s", info.path, error)
+            return isinstance(error, NotFound)
         except WaystationError as error:
             if name not in self._refused:
                 _log.warning("checkpoint '%s' could not be removed: %s", info.path, error)
@@ -216,8 +250,8 @@ def remove_step(place: Place, path: storage.AnyPath, *, created_ns: int | None =
         except Conflict:  # an earlier one of the same step
             continue
         break
-    for changed in (directory, place.root):
-        storage.sync_entries(changed)
+    for entries in (directory, place.root):
+        storage.sync_entries(entries)
 
 
 def remove_remains(place: Place, *, of_checkpoints: bool = False) -> None:

@@ -267,6 +267,24 @@ class AnyPreservationPolicy(PreservationPolicy):
         return [any(flags) for flags in zip(*answers, strict=True)] or [False] * len(checkpoints)
 
 
+def may_ask_for_metrics(policy: PreservationPolicy) -> bool:
+    """Whether a policy may look at the metrics of checkpoints, which take requests in an object store."""
+    if type(policy) is AnyPreservationPolicy:
+        return any(map(may_ask_for_metrics, policy.policies))
+    return type(policy) not in _WITHOUT_METRICS
+
+
+_WITHOUT_METRICS = {
+    PreserveAll,
+    LatestN,
+    EveryNSteps,
+    EveryNStepsClosest,
+    EveryNSeconds,
+    CustomSteps,
+    LatestDuration,
+}
+
+
 def _last(checkpoints: Checkpoints, count: int | None) -> list[bool]:
     first = 0 if count is None else max(0, len(checkpoints) - count)
     return [index >= first for index in range(len(checkpoints))]

@@ -37,7 +37,7 @@ from waystation.training.logger import Logger
 from waystation.training.place import Place
 from waystation.training.remote import OpenRemote, RemoteStatistics
 from waystation.training.restoring import Restorer
-from waystation.training.step_metadata import CheckpointMetadata, RootMetadata, as_step
+from waystation.training.step_metadata import CheckpointMetadata, RootMetadata, as_step, stored_metrics
 from waystation.training.step_names import PathLike
 from waystation.training.tiers import OpenTier, TierStatistics, Wish, merged
 from waystation.transfers.handle import AsyncResponse, Progress
@@ -249,7 +249,7 @@ class ReadingCheckpointer:
             init_timestamp_nsecs=found.init_timestamp_nsecs,
             commit_timestamp_nsecs=found.commit_timestamp_nsecs,
             custom_metadata=found.custom_metadata,
-            metrics=info.metrics,
+            metrics=stored_metrics(info),
         )
 
     def _together(

@@ -58,7 +58,7 @@ from waystation.training.preservation_policies import (
     PreservationPolicy,
     PreserveAll,
 )
-from waystation.training.step_metadata import CheckpointMetadata
+from waystation.training.step_metadata import CheckpointMetadata, changed
 from waystation.training.step_names import PathLike
 from waystation.training.upload_record import UploadRecord
 from waystation.transfers.handle import AsyncResponse, Progress
@@ -170,7 +170,7 @@ class OpenRemote:
         self._local = local
         self._policy = remote.keep or PreserveAll()
         self._record = UploadRecord(local.root, root)
-        self._collector = Collector(self.place, self._policy, self._ours)
+        self._collector = Collector(self.place, self._policy, self._current_of_ours)
         self._lock = threading.Lock()
         # Whoever lists the remote, or changes what is there, and so the catalogue and the record of uploads.
         self._changing = threading.RLock()
@@ -182,10 +182,12 @@ class OpenRemote:
         self._saved: dict[int, int] = {}
         # When the version of a step was committed that this program has saved, or the directory has.
         self._versions: dict[int, int] = {}
+        # What was replaced there by a version that never comes, and stays: by step and time.
+        self._left_alone: set[tuple[int, int]] = set()
         self._current: _Upload | None = None
         self._lease: tuple[int, contextlib.ExitStack] | None = None
         self._running: AsyncResponse[None] | None = None
-        self._is_listed = False
+        self._is_listed = self._was_listed = False
         self._has_passed_over = False
         self._failure: WaystationError | None = None
         self._raised: set[int] = set()  # the steps of which a failure was raised
@@ -277,7 +279,7 @@ class OpenRemote:
                 counts = self._that_counts(listing)
                 self._note_versions(counts.committed)
                 self.place.catalogue.replace(counts)
-                self._is_listed = True
+                self._is_listed = self._was_listed = True
                 self._note_sequence()
 
     def _note_sequence(self) -> None:
@@ -323,13 +325,16 @@ class OpenRemote:
     def _note_versions(self, listed: Iterable[Info]) -> None:
         """Notes which versions the directory has of the steps that were listed there. A version there that
         has come since it was listed before was uploaded by another program of this sequence, and counts."""
+        noted = {} if self._was_listed else self._record.noted_versions()
         for info in listed:
             local, known = self._local.catalogue.find(info.step), self.place.catalogue.find(info.step)
             time = None if local is None else self._time_here(local)
             with self._lock:
                 if time is not None:
                     self._versions[info.step] = time
-                elif local is None and known is not None and _time(known) != _time(info):
+                elif info.path.name in noted and local is None:
+                    self._versions.setdefault(info.step, noted[info.path.name])
+                elif local is None and self._was_listed and (known is None or _time(known) != _time(info)):
                     self._versions.pop(info.step, None)
 
     def _is_outdated(self, info: Info) -> bool:
@@ -346,7 +351,7 @@ class OpenRemote:
 
     def checkpoints(self) -> list[Info]:
         """The same, as `Checkpointer.checkpoints` tells of them."""
-        return [dataclasses.replace(info, tiers=(REMOTE,)) for info in self.current()]
+        return [changed(info, tiers=(REMOTE,)) for info in self.current()]
 
     # ---- uploading -------------------------------------------------------------------------------
 
@@ -365,7 +370,20 @@ class OpenRemote:
                 self._versions[step] = time
             if overwrite:
                 self._overwritten.add(step)
+        if info is not None and time is not None:
+            self._note_version(info, time)
         self._upload_all([step])
+
+    def _note_version(self, info: Info, time: int) -> None:
+        """Has the next program know of a step that was saved again, whose earlier version is in the remote,
+        as far as is known."""
+        there = self.place.catalogue.find(info.step)
+        if self._is_listed and (there is None or _time(there) == time):
+            return
+        try:
+            self._record.note_version(info.path.name, time)
+        except WaystationError as error:
+            _log.warning("that step %d was saved again is not written down: %s", info.step, error)
 
     def _upload_all(self, steps: Iterable[int]) -> None:
         wanted = [step for step in steps if step % self._remote.every == 0]
@@ -447,7 +465,7 @@ class OpenRemote:
             except WaystationError as error:
                 if not (upload.is_withdrawn or self._is_without_use(upload.step, error)):
                     raise
-                self._remove_outdated(upload)
+            self._remove_outdated(upload)
         except WaystationError as error:
             return error
         with self._lock:
@@ -499,7 +517,6 @@ class OpenRemote:
         if info is not None and not self._can_be_copied(info):
             return
         if info is None or not self._is_wanted(info):
-            self._remove_outdated(upload)
             return
         upload.name = info.path.name
         source, target = os.fspath(info.path), self._target(upload.name)
@@ -521,25 +538,58 @@ class OpenRemote:
                 self._record.forget([other.path.name for other in gone])
 
     def _remove_outdated(self, upload: _Upload) -> None:
-        """Removes the version there of a step that was saved again, where the newer one never comes there: it
-        was collected here before, or the policy does not want it. A later program would load the older one
-        for it. What an upload would leave alone stays.
+        """Removes the versions there of steps that were saved again, where the newer one never comes: it was
+        collected here before, or the remote is not to have it. A later program would load the older one for
+        it. What an upload would leave alone stays. So does all there is: a directory that has lost
+        everything has not collected it, and what is older is better than nothing.
         """
         with self._changing:
-            local, there = self._local.catalogue.find(upload.step), self.place.catalogue.find(upload.step)
-            if upload.is_withdrawn or there is None or not self._is_outdated(there):
+            there = self.place.catalogue.committed()
+            outdated = [info for info in there if self._is_outdated(info)]
+            if len(outdated) == len(there):
                 return
-            if local is not None and is_checkpoint(local.path) and self._is_wanted(local):
+            for info in outdated:
+                with self._lock:
+                    is_deleted = upload.is_withdrawn and info.step == upload.step
+                    waits = self._waiting.get(info.step, upload.request) != upload.request
+                if not (is_deleted or waits) and self._never_comes(info.step):
+                    self._remove_version(info)
+
+    def _never_comes(self, step: int) -> bool:
+        """Whether the version of a step that was saved last is not uploaded any more."""
+        local = self._local.catalogue.find(step)
+        if local is not None and is_checkpoint(local.path):
+            return step % self._remote.every != 0 or not self._is_wanted(local)
+        return any(is_checkpoint(other.path) for other in reversed(self._local.catalogue.committed()))
+
+    def _remove_version(self, there: Info) -> None:
+        """Removes a version there, unless somebody reads it: then that is tried again after the next upload,
+        and so is what the remote refuses. No upload fails by it."""
+        step, name, target = there.step, there.path.name, os.fspath(there.path)
+        source, leases = os.fspath(self._local.path_of(step)), self.place.leases
+        if (step, _time(there)) in self._left_alone:
+            return
+        try:
+            judged = self._require_replaceable(step, source, target)
+            if step_records.committed_ns(target) != _time(there) or leases.is_held(name):
                 return
-            source = os.fspath(self._local.path_of(upload.step))
-            try:
-                self._require_replaceable(upload.step, source, os.fspath(there.path))
-                withdraw(os.fspath(there.path), created_ns=there.commit_timestamp_nsecs)
-            except (Conflict, NotFound) as error:
-                _log.info("'%s' stays, of which '%s' was another version: %s", there.path, source, error)
-                return
-            self.place.catalogue.drop([upload.step])
-            self._record.forget([there.path.name])
+            with leases.condemned(name) as may_go:
+                if not may_go:
+                    return
+                if storage.is_in_store(target):
+                    self._make_room(target, layout_at(target), judged, _time(there))
+                else:
+                    withdraw(target, created_ns=_time(there))
+        except (Conflict, NotFound) as error:
+            self._left_alone.add((step, _time(there)))
+            _log.info("'%s' stays, of which '%s' was another version: %s", target, source, error)
+        except WaystationError as error:
+            _log.warning("'%s', of which '%s' was a newer version, stays for now: %s", target, source, error)
+        else:
+            self.place.catalogue.drop([step])
+            self._record.forget([name])
+            with self._lock:
+                self._versions.pop(step, None)
 
     def _is_begun(self, name: str, committed_ns: int) -> bool:
         """Whether the record has a step, but not this version, which is that of the directory: a program was
@@ -584,6 +634,10 @@ class OpenRemote:
             if (time := info.commit_timestamp_nsecs) is not None and self._record.has(info.path.name, time)
         ]
         return sorted(found, key=self._age)
+
+    def _current_of_ours(self, infos: Iterable[Info]) -> list[Info]:
+        """The same without those that a newer version has replaced, which take no other's place."""
+        return [info for info in self._ours(infos) if not self._is_outdated(info)]
 
     def _age(self, info: Info) -> tuple[int, int, int]:
         """By what checkpoints are sorted by age. What this program has saved itself is younger than all else,
@@ -716,10 +770,14 @@ class OpenRemote:
         """Whether the policy would keep a step."""
         if info.commit_timestamp_nsecs is None:
             info = described(info)
-        others = self._ours(found for found in self.place.catalogue.committed() if found.step != info.step)
+        self._collector.with_records()
+        there = self.place.catalogue.committed()
+        others = self._current_of_ours(found for found in there if found.step != info.step)
         infos = sorted([*others, info], key=self._age)
         flags = self._policy.should_preserve(infos, context=PreservationContext())
-        return bool(flags[infos.index(info)])
+        # By comparison it would be found as well, for which metrics would have to be read.
+        place = next(number for number, other in enumerate(infos) if other is info)
+        return bool(flags[place])
 
     def _count(self, done: CopyStatistics) -> None:
         with self._lock:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import operator
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from waystation import storage
 from waystation._errors import InvalidInput, WrongType
@@ -18,6 +19,19 @@ T = TypeVar("T")
 
 # What a time counts as that nothing tells: long ago, and comparable with all others.
 UNKNOWN_TIME = datetime.datetime.min.replace(tzinfo=datetime.UTC)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Unread:
+    """What stands in a `CheckpointMetadata` for a value that is read once somebody asks for it.
+
+    Attributes:
+        read: Reads it.
+        place: Where it is, for other processes.
+    """
+
+    read: Callable[[], Any]
+    place: Sequence[Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -32,7 +46,9 @@ class CheckpointMetadata(Generic[T]):
         init_timestamp_nsecs: When its save began.
         commit_timestamp_nsecs: When it was committed.
         custom_metadata: What was given to the save.
-        metrics: What was given to the save to tell good checkpoints from bad ones.
+        metrics: What was given to the save to tell good checkpoints from bad ones. In an object store they
+            are read when they are asked for: of one checkpoint of a list at first, then of all. None, too, if
+            the checkpoint has gone before. Corrupt and what else a load raises are raised then.
         tiers: Where it can be loaded from, the fastest first: `memory`, `directory`, `remote`. Of one that
             only memory has, `path` is the directory of the agent, and nothing more is known.
     """
@@ -45,6 +61,12 @@ class CheckpointMetadata(Generic[T]):
     custom_metadata: Any = dataclasses.field(default=None, kw_only=True)
     metrics: Any = dataclasses.field(default=None, kw_only=True)
     tiers: tuple[str, ...] = dataclasses.field(default=("directory",), kw_only=True)
+
+    if not TYPE_CHECKING:  # which would take any name for an attribute
+
+        def __getattribute__(self, name: str) -> Any:
+            value = object.__getattribute__(self, name)
+            return value.read() if type(value) is Unread else value
 
     @property
     def init_timestamp(self) -> datetime.datetime | None:
@@ -60,6 +82,16 @@ class CheckpointMetadata(Generic[T]):
     def time(self) -> datetime.datetime:
         """When it was committed, in UTC; of one that is being saved, when that began."""
         return self.commit_timestamp or self.init_timestamp or UNKNOWN_TIME
+
+
+def stored_metrics(info: CheckpointMetadata[Any]) -> Any:
+    """The metrics of a checkpoint; `Unread` where they have not been asked for."""
+    return object.__getattribute__(info, "metrics")
+
+
+def changed(info: CheckpointMetadata[T], **given: Any) -> CheckpointMetadata[T]:
+    """The same with other values; metrics that were not asked for stay so."""
+    return dataclasses.replace(info, **{"metrics": stored_metrics(info), **given})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,15 +6,18 @@ It counts as one if it has been committed. That its data are whole is not looked
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from waystation import storage
-from waystation._errors import Corrupt, NotFound, Unsupported, WaystationError
+from waystation import _forks, storage
+from waystation._errors import Corrupt, InvalidInput, NotFound, Unsupported, WaystationError
 from waystation._options.in_effect import current_options
 from waystation.checkpoint import opening
+from waystation.checkpoint.context import copy_of_current
 from waystation.checkpoint.handlers.choice import METRICS
 from waystation.checkpoint.handlers.simple import with_floats
 from waystation.checkpoint.paths import is_checkpoint, layout_in
@@ -30,6 +33,7 @@ from waystation.layouts.native.records import (
     read_vouched,
 )
 from waystation.layouts.orbax.checksums import Checksums
+from waystation.training.step_metadata import Unread
 from waystation.tree import parse_json
 
 _METRICS_LIMIT_BYTES = 64 << 20
@@ -46,7 +50,7 @@ class StepRecord:
         init_ns: When its save began, nanoseconds since 1970; None if that is not known.
         commit_ns: When it was committed.
         custom_metadata: What was given to the save.
-        metrics: Likewise; None if nothing was.
+        metrics: Likewise; None if nothing was, `Unread` if they are read once they are asked for.
     """
 
     init_ns: int | None
@@ -123,14 +127,14 @@ def _metrics(held: Held, opened: OpenCheckpoint) -> Any:
     return with_floats(parse_json(content, file, allow_nan=True))
 
 
-def read_many(root: storage.AnyPath, paths: Sequence[str], *, with_metrics: bool) -> dict[str, StepRecord]:
+def read_many(root: storage.AnyPath, paths: Sequence[str]) -> dict[str, StepRecord]:
     """What native checkpoints in an object store say of themselves, by few calls of the engine, each of which
-    has many requests in flight.
+    has many requests in flight. Their metrics, which take two more requests each, are read once they are
+    asked for.
 
     Args:
         root: The directory that they are in.
         paths: The checkpoints, or what may be some.
-        with_metrics: Whether their metrics are read as well.
 
     Returns:
         What was read, by the path. All that takes a closer look is not among it: what is not there, is of
@@ -139,40 +143,97 @@ def read_many(root: storage.AnyPath, paths: Sequence[str], *, with_metrics: bool
     contents = _contents(
         root, [(os.path.join(path, native_names.RECORD), RECORD_LIMIT_BYTES) for path in paths]
     )
-    found: dict[str, CheckpointRecord] = {}
+    found: dict[str, StepRecord] = {}
+    metrics = LateMetrics(root)
     for path in paths:
         file = os.path.join(path, native_names.RECORD)
-        with contextlib.suppress(Corrupt, Unsupported):
-            if file in contents:
-                found[path] = CheckpointRecord.decode(contents[file], file)
-    metrics: dict[str, Any] = _metrics_of_many(root, found) if with_metrics else dict.fromkeys(found)
-    return {
-        path: StepRecord(own.begun_ns, own.created_ns, own.custom_metadata, metrics[path])
-        for path, own in found.items()
-        if path in metrics
-    }
-
-
-def _metrics_of_many(root: storage.AnyPath, found: Mapping[str, CheckpointRecord]) -> dict[str, Any]:
-    """The metrics of checkpoints, None where there are none; without those that take a closer look."""
-    metrics: dict[str, Any] = {}
-    places: dict[str, tuple[str, str, Digest]] = {}
-    for path, own in found.items():
-        if METRICS not in own.checkpointables:
-            metrics[path] = None
+        if file not in contents:
             continue
-        directory, digest = own.checkpointables[METRICS]
-        whole = os.path.join(path, directory)
-        record = os.path.join(whole, native_names.CHECKPOINTABLE_RECORD)
-        places[path] = record, os.path.join(whole, native_names.FILES, METRICS), digest
-    wanted = [file for record, file, _ in places.values() for file in (record, file)]
-    contents = _contents(root, [(file, _METRICS_LIMIT_BYTES) for file in wanted])
-    for path, (record, file, digest) in places.items():
-        with contextlib.suppress(Corrupt, Unsupported, KeyError):
-            digest.check(contents[record], record)
-            CheckpointableRecord.decode(contents[record], record).files[METRICS].check(contents[file], file)
-            metrics[path] = with_floats(parse_json(contents[file], file, allow_nan=True))
-    return metrics
+        with contextlib.suppress(Corrupt, Unsupported):
+            own = CheckpointRecord.decode(contents[file], file)
+            unread = None
+            if METRICS in own.checkpointables:
+                directory, digest = own.checkpointables[METRICS]
+                unread = metrics.add(path, own.created_ns, directory, digest)
+            found[path] = StepRecord(own.begun_ns, own.created_ns, own.custom_metadata, unread)
+    return found
+
+
+class LateMetrics:
+    """The metrics of the checkpoints that one look at an object store has found. Those of the checkpoint are
+    read that is asked for first, as of the newest; who asks for a second one is about to ask for all.
+
+    Args:
+        root: The directory of the checkpoints.
+    """
+
+    def __init__(self, root: storage.AnyPath) -> None:
+        self._root = root
+        self._context = copy_of_current()  # whoever asks may be in another one
+        self._places: dict[str, tuple[int, str, Digest]] = {}
+        self._known: dict[str, Any] = {}
+        self._has_been_asked = False
+        self._lock = threading.Lock()
+        _forks.watch(self)
+
+    def begin_in_child(self) -> None:
+        """See `waystation._forks.Watched`."""
+        self._lock = threading.Lock()
+
+    def add(self, path: str, commit_ns: int, directory: str, digest: Digest) -> Unread:
+        """Those of one more checkpoint.
+
+        Args:
+            path: The checkpoint.
+            commit_ns: When it was committed.
+            directory: In which its metrics are, by its record.
+            digest: Of the record there.
+        """
+        self._places[path] = commit_ns, directory, digest
+        place = commit_ns, directory, digest.nbytes, digest.crc64
+        return Unread(functools.partial(self._read, path), place)
+
+    def _read(self, path: str) -> Any:
+        with self._lock:
+            if path not in self._known:
+                wanted = [other for other in self._places if other not in self._known]
+                with self._context:
+                    self._known |= self._metrics_of(wanted if self._has_been_asked else [path])
+                    self._has_been_asked = True
+                    if path not in self._known:
+                        self._known[path] = self._looked_at_closely(path)
+            return self._known[path]
+
+    def _metrics_of(self, paths: Sequence[str]) -> dict[str, Any]:
+        """Those of several; without those that take a closer look."""
+        places = {}
+        for path in paths:
+            _, directory, digest = self._places[path]
+            whole = os.path.join(path, directory)
+            record = os.path.join(whole, native_names.CHECKPOINTABLE_RECORD)
+            places[path] = record, os.path.join(whole, native_names.FILES, METRICS), digest
+        wanted = [file for record, file, _ in places.values() for file in (record, file)]
+        contents = _contents(self._root, [(file, _METRICS_LIMIT_BYTES) for file in wanted])
+        metrics: dict[str, Any] = {}
+        for path, (record, file, digest) in places.items():
+            with contextlib.suppress(Corrupt, Unsupported, KeyError):
+                digest.check(contents[record], record)
+                own = CheckpointableRecord.decode(contents[record], record)
+                own.files[METRICS].check(contents[file], file)
+                metrics[path] = with_floats(parse_json(contents[file], file, allow_nan=True))
+        return metrics
+
+    def _looked_at_closely(self, path: str) -> Any:
+        """Those of one; None where another checkpoint has its place, or none."""
+        try:
+            found = read(storage.as_path(path))
+        except WaystationError as error:
+            if is_damage(error, storage.as_path(path)):
+                raise Corrupt(error.message, path=path) from error
+            if isinstance(error, NotFound | InvalidInput) and "bucket" not in error.context:
+                return None
+            raise
+        return found.metrics if found.commit_ns == self._places[path][0] else None
 
 
 def _contents(root: storage.AnyPath, wanted: Sequence[tuple[str, int]]) -> dict[str, bytes]:

@@ -7,7 +7,6 @@ same order, and come to the same decision.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
@@ -18,7 +17,7 @@ from waystation.training.logger import Logger
 from waystation.training.place import Place
 from waystation.training.recovery import Recovery
 from waystation.training.saving import Request
-from waystation.training.step_metadata import CheckpointMetadata
+from waystation.training.step_metadata import CheckpointMetadata, changed
 
 T = TypeVar("T")
 
@@ -36,7 +35,7 @@ def merged(
         other = found.get(info.step)
         tiers = (*other.tiers, *info.tiers) if other is not None else info.tiers
         told = info if other is None or preferred else other
-        found[info.step] = dataclasses.replace(told, tiers=tiers)
+        found[info.step] = changed(told, tiers=tiers)
     return [found[step] for step in sorted(found)]
 
 

@@ -134,15 +134,23 @@ class _Directory:
         sequence: The id of its sequence.
         id: Its own.
         tokens: Of changes that were made from it, or were to be, the last one last.
+        versions: When steps were committed, by name, that were saved again, and whose earlier version may be
+            in the remote.
     """
 
     sequence: str
     id: str = field(default_factory=lambda: secrets.token_hex(16))
     tokens: Sequence[str] = ()
+    versions: Mapping[str, int] = field(default_factory=dict)
 
     def encode(self) -> bytes:
         """The bytes of the file."""
-        own = {"sequence": self.sequence, "directory": self.id, "tokens": [*self.tokens]}
+        own: dict[str, Any] = {
+            "sequence": self.sequence,
+            "directory": self.id,
+            "tokens": [*self.tokens],
+            "versions": self.versions,
+        }
         return json.dumps({"format_version": _VERSION, **own}, indent=1).encode()
 
     @classmethod
@@ -150,13 +158,20 @@ class _Directory:
         """Reads the bytes of the file."""
         body = _decoded(content, path)
         sequence, directory, tokens = body.get("sequence"), body.get("directory"), body.get("tokens", [])
-        if not (isinstance(sequence, str) and isinstance(directory, str) and isinstance(tokens, list)):
+        versions = body.get("versions", {})
+        if not (
+            isinstance(sequence, str)
+            and isinstance(directory, str)
+            and isinstance(tokens, list)
+            and isinstance(versions, dict)
+            and all(isinstance(time, int) for time in versions.values())
+        ):
             raise Corrupt(
                 f"'{path}', which says which sequence this is, is malformed; restore it from another copy, "
                 "or remove it",
                 path=path,
             )
-        return cls(sequence, directory, [str(token) for token in tokens])
+        return cls(sequence, directory, [str(token) for token in tokens], versions)
 
     def made_last_of(self, uploads: _Uploads) -> bool:
         """Whether the last change of a record with the id of this directory was made from it."""
@@ -201,7 +216,7 @@ class UploadRecord:
         self._remote = remote
         self._path = os.path.join(remote, UPLOADS)
         self._uploads: _Uploads | None = None
-        self._gone: set[str] = set()
+        self._gone: dict[str, set[int]] = {}  # versions that were removed there, by name and time
         self._has_begun = False  # to upload
         self.gone_on_from: str | None = None
 
@@ -246,6 +261,27 @@ class UploadRecord:
             return False
         own = _read_directory(self._local)
         return own is None or uploader != own.id or not own.made_last_of(uploads)
+
+    def note_version(self, name: str, committed_ns: int) -> None:
+        """Writes down in the directory which version of a step is the last. So the next program takes no
+        earlier one from the remote for it, if this one is collected and the program killed before its upload.
+        """
+        path = os.path.join(self._local, SEQUENCE)
+        for _ in range(_TRIES):
+            try:
+                own, version = _require_directory(self._local)
+            except NotFound:  # nothing was uploaded from here
+                return
+            noted = dataclasses.replace(own, versions={**own.versions, name: committed_ns})
+            if own.versions.get(name) == committed_ns or _put(path, noted.encode(), version):
+                return
+
+    def noted_versions(self) -> Mapping[str, int]:
+        """When steps were committed, by name, of which this directory has uploaded an earlier version."""
+        own = _read_directory(self._local)
+        if own is None:
+            return {}
+        return {name: time for name, time in own.versions.items() if not self.is_of_another_directory(name)}
 
     def is_about(self, error: WaystationError) -> bool:
         """Whether an error is about the record, or the file in the directory, and so about no single step."""
@@ -326,13 +362,16 @@ class UploadRecord:
                 order=_Order.of(order),
             )
 
-        self._gone.discard(name)
-        self._change(added, present)
+        self._gone.pop(name, None)
+        self._change(added, present, name)
         self._has_begun = True
 
     def forget(self, names: Collection[str]) -> None:
-        """Steps have been removed there; this is written with the next one that is uploaded."""
-        self._gone.update(names)
+        """The versions of steps that are known have been removed there; this is written with the next one
+        that is uploaded. What another program uploads meanwhile stays in the record."""
+        if self._uploads is not None:
+            for name in names:
+                self._gone.setdefault(name, set()).update(self._uploads.steps.get(name, ()))
 
     @property
     def _local_name(self) -> str:
@@ -349,23 +388,33 @@ class UploadRecord:
                 sequence=uploads.sequence,
             )
 
-    def _change(self, change: Callable[[str, _Uploads], _Uploads], present: Collection[Info]) -> None:
+    def _change(
+        self, change: Callable[[str, _Uploads], _Uploads], present: Collection[Info], uploaded: str
+    ) -> None:
         storage.make_directory(self._remote, parents=True)
         for _ in range(_TRIES):
             uploads, version = self._read(present)
             own, own_version = _require_directory(self._local)
             self._require_turn(uploads, own)
             if not own.made_last_of(uploads):
-                own = _Directory(own.sequence)
+                own = _Directory(own.sequence, versions=own.versions)
             changed = change(own.id, self._without_those_gone(uploads))
-            if version is not None and changed == uploads:
+            if version is not None and changed == uploads and uploaded not in own.versions:
                 self._uploads = uploads
                 return
             token = secrets.token_hex(8)
             needed = {*changed.uploaders.values()}
             tokens = {directory: last for directory, last in uploads.tokens.items() if directory in needed}
             changed = dataclasses.replace(changed, tokens={**tokens, own.id: token})
-            own = dataclasses.replace(own, tokens=[*own.tokens, token][-_KEPT_TOKENS:])
+            own = dataclasses.replace(
+                own,
+                tokens=[*own.tokens, token][-_KEPT_TOKENS:],
+                versions={
+                    name: time
+                    for name, time in own.versions.items()
+                    if name != uploaded and name in changed.steps
+                },
+            )
             path = os.path.join(self._local, SEQUENCE)
             if _put(path, own.encode(), own_version) and _put(self._path, changed.encode(), version):
                 self._uploads = changed
@@ -389,8 +438,11 @@ class UploadRecord:
         return uploads, version
 
     def _without_those_gone(self, uploads: _Uploads) -> _Uploads:
-        steps = {name: times for name, times in uploads.steps.items() if name not in self._gone}
-        uploaders = {name: by for name, by in uploads.uploaders.items() if name not in self._gone}
+        steps = {}
+        for name, times in uploads.steps.items():
+            if left := [time for time in times if time not in self._gone.get(name, ())]:
+                steps[name] = left
+        uploaders = {name: by for name, by in uploads.uploaders.items() if name in steps}
         return dataclasses.replace(uploads, steps=steps, uploaders=uploaders)
 
 

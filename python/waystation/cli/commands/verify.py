@@ -49,6 +49,7 @@ def _targets(directory: str) -> tuple[list[str], list[str]]:
     if os.path.basename(parent) and is_checkpoint(parent):
         raise InvalidInput(f"'{parent}' is a checkpoint itself; leave --all out to verify it")
     if not storage.is_directory(parent):
+        storage.entries_or_none(parent)  # which says if there is not even a bucket
         raise NotFound(f"there is no directory '{parent}'", path=parent)
     found = checkpoints_in(parent)
     for _, error in found.closed:  # it may be a checkpoint, which would not be verified

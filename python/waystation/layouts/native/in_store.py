@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -29,6 +30,8 @@ from waystation._errors import (
     Conflict,
     Corrupt,
     NotFound,
+    PermissionDenied,
+    Unavailable,
     Unsupported,
     WaystationError,
 )
@@ -90,6 +93,7 @@ class StoreAttempt:
         self._owner = _forks.Owner()
         self._replaced: _Replaced | None = None
         self._may_be_committed = False
+        self._is_refused = False  # the commit
         self.owners: references.Owners = {}
         leases: list[Lease] = []
 
@@ -105,9 +109,8 @@ class StoreAttempt:
         try:
             storage.side_by_side(target, call_it, calls)
         except BaseException:
-            with warned(f"the lease of a save to '{target}' that did not begin"):
-                for lease in leases:
-                    lease.remove()
+            for lease in leases:
+                give_up(lease, f"no collection removes what is at '{target}'")
             raise
         (self._lease,) = leases
 
@@ -166,6 +169,7 @@ class StoreAttempt:
                 path=self.target,
             ) from error
         except BaseException as error:
+            self._is_refused = isinstance(error, PermissionDenied)
             error.add_note(f"whether this was saved to '{self.target}' is not known; load it to find out")
             raise
         if self._lease.may_have_run_out:
@@ -234,16 +238,56 @@ class StoreAttempt:
             return
         self._lease.end()
         if self._may_be_committed:
-            return  # whoever saves there once the lease has run out finds out, and removes what is not needed
-        with warned(f"what a failed save has written to '{self.target}'"):
-            for entry in storage.entries_or_none(self.target):
-                if names.mover(entry.name) == self.id:
-                    storage.remove_tree(os.path.join(self.target, entry.name))
-            if self.owners:
-                references.withdraw(os.path.dirname(self.target), self.id, self.owners)
-            storage.remove_tree(self.path)
-            if self.owners:
+            # Whoever saves there finds out, and removes what is not needed once that has run out. Only what
+            # others own is protected by the lease alone.
+            if self._is_refused and not self.owners:
+                self._give_up()
+            return
+        if self._give_up(self._remove_data) and self.owners:
+            with warned(f"what a failed save to '{self.target}' was the last to need"):
                 references.sweep(os.path.dirname(self.target), self.owners)
+
+    def _remove_data(self) -> None:
+        for entry in storage.entries_or_none(self.target):
+            if names.mover(entry.name) == self.id:
+                storage.remove_tree(os.path.join(self.target, entry.name))
+        if self.owners:
+            references.withdraw(os.path.dirname(self.target), self.id, self.owners)
+
+    def _give_up(self, first: Callable[[], None] = lambda: None) -> bool:
+        return give_up(self._lease, f"no collection removes what is at '{self.target}'", first)
+
+
+def give_up(lease: Lease, until_then: str, first: Callable[[], None] = lambda: None) -> bool:
+    """Gives up the lease of what has failed. Where the store refuses that too, the error that is being
+    raised says so.
+
+    Args:
+        lease: The lease.
+        until_then: What does not happen until it has run out.
+        first: Removes what the attempt has made.
+
+    Returns:
+        Whether it was given up.
+    """
+    failure = sys.exception()
+    try:
+        try:
+            first()
+        except Unavailable:  # nor would the next request be answered
+            raise
+        except WaystationError as error:
+            _log.warning("what a failed save has written could not be removed: %s", error)
+        lease.remove()
+    except WaystationError as error:
+        _log.warning("a lease could not be given up: %s", error)
+        if failure is not None:
+            failure.add_note(
+                f"its lease could not be given up either: {error}. Until that has run out, "
+                f"{EXPIRES_S / 60:g} minutes after its last renewal, {until_then}"
+            )
+        return False
+    return True
 
 
 def call_it(call: Callable[[], object]) -> None:

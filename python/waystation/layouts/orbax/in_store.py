@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from waystation import _forks, storage
-from waystation._errors import Conflict, Unsupported
-from waystation.layouts.native.in_store import call_it, leftover, warned, youngest_ns
+from waystation._errors import Conflict, Unsupported, WaystationError
+from waystation.layouts.native.in_store import call_it, give_up, leftover, warned, youngest_ns
 from waystation.layouts.orbax import names
 from waystation.storage.attempts import Leftover, new_attempt_id
 from waystation.storage.leases import CONDEMNED, is_mark
@@ -54,8 +54,7 @@ class OrbaxStoreAttempt:
         try:
             self._claim(metadata)
         except BaseException:
-            with warned(f"the lease of a save to '{target}' that did not begin"):
-                self._lease.remove()
+            self._give_up()
             raise
 
     def _claim(self, metadata: bytes) -> None:
@@ -112,10 +111,28 @@ class OrbaxStoreAttempt:
         self._lease.end()
         if self._may_be_committed:
             return  # whoever saves there once the lease has run out finds out
-        with warned(f"what a failed save has written to '{self.path}'"):
-            self._lease.renew()  # else what is there is another writer's by now
-            _remove_files(self.path, [entry.name for entry in storage.entries_or_none(self.path)])
-            storage.remove_tree(_lease_of(self.path, self.id))
+        self._give_up(self._remove_data)
+
+    def _remove_data(self) -> None:
+        self._require_lease()
+        _remove_files(self.path, [entry.name for entry in storage.entries_or_none(self.path)])
+
+    def _require_lease(self) -> None:
+        """Makes sure that what is there is not another writer's by now.
+
+        Raises:
+            WaystationError: That cannot be told.
+        """
+        try:
+            self._lease.renew()
+        except Conflict:
+            raise
+        except WaystationError:  # as where there is no room
+            if self._lease.may_have_run_out:
+                raise
+
+    def _give_up(self, first: Callable[[], None] = lambda: None) -> None:
+        give_up(self._lease, f"nothing can be saved to '{self.path}'", first)
 
 
 def _lease_of(target: str, attempt_id: str) -> str:
