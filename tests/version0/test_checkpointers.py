@@ -786,3 +786,19 @@ def test_keys_of_several_types_in_one_dict(kind: str, tmp_path: Path) -> None:
     assert list(bare["m"]) == ["3", "b"]
     with ours.PyTreeCheckpointer() as checkpointer, pytest.raises(InvalidInput, match="rename one"):
         checkpointer.save(tmp_path / "same", {"1": 1, 1: 2})
+
+
+def test_variables_of_flax_are_restored_by_arguments_that_they_hold(tmp_path: Path) -> None:
+    """As the checkpoint manager of tunix does it."""
+    from flax import nnx
+
+    found = []
+    for name, library in LIBRARIES.items():
+        saved = nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(1)))
+        wanted = nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(2)))
+        own = library.checkpoint_utils.construct_restore_args(target=wanted)
+        with library.PyTreeCheckpointer() as checkpointer:
+            checkpointer.save(tmp_path / name, saved)
+            found.append(checkpointer.restore(tmp_path / name, item=wanted, restore_args=own))
+    for one, other in zip(*map(jax.tree.leaves, found), strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -370,7 +370,12 @@ def _input_args(name: str, asked: Mapping[str, Any] | None) -> Any:
 
 
 def _is_restore_args(value: Any) -> bool:
-    return isinstance(value, RestoreArgs) or hasattr(value, "restore_type")
+    # Of the class: variables of Flax have the attributes of what they hold.
+    return isinstance(value, RestoreArgs) or hasattr(type(value), "restore_type")
+
+
+def _is_save_args(value: Any) -> bool:
+    return isinstance(value, SaveArgs) or hasattr(type(value), "aggregate")
 
 
 def _sharding_of(own: Any) -> Any:
@@ -493,7 +498,7 @@ class _Chosen:
         leaves = named(item)
         for path, value in leaves.items():
             self._paths.setdefault(id(value), []).append(path)
-        asked = named(save_args, lambda value: isinstance(value, SaveArgs) or hasattr(value, "aggregate"))
+        asked = named(save_args, _is_save_args)
         for path, own in asked.items():
             options = _storage_options_of(own)
             if options is not None and path in leaves and not isinstance(leaves[path], _SCALARS):
