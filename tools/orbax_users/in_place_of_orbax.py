@@ -1,12 +1,5 @@
-"""A plugin of pytest under which `orbax.checkpoint.v1` is Waystation for all that imports it later."""
+"""A plugin of pytest under which `orbax.checkpoint` is Waystation for all that imports it later."""
 
-import sys
+import waystation.compat.orbax
 
-import orbax.checkpoint
-
-import waystation
-
-orbax.checkpoint.v1 = waystation
-sys.modules["orbax.checkpoint.v1"] = waystation
-for name in ("arrays", "errors", "handlers", "multihost", "options", "partial", "path", "training", "tree"):
-    sys.modules[f"orbax.checkpoint.v1.{name}"] = getattr(waystation, name)
+waystation.compat.orbax.install()

@@ -10,6 +10,7 @@ from typing import Any
 import grain
 import jax
 import jax.numpy as jnp
+import killed
 import numpy as np
 import optax
 import pytest
@@ -325,3 +326,7 @@ def test_an_elastic_iterator_has_one_file(tmp_path: Path) -> None:
     run.load_checkpointables(0, {"iter": grain_utility.GrainCheckpointable(fresh)})
     assert fresh.position == 9
     run.close()
+
+
+def test_a_run_that_is_killed_ends_with_the_bits_of_one_that_is_not(tmp_path: Path) -> None:
+    killed.assert_same_bits("run_maxtext.py", tmp_path)

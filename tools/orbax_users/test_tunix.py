@@ -1,7 +1,8 @@
 """What tunix does with Orbax: its options, and the life of a run under them.
 
-The checkpoint manager of tunix 0.1.7 still uses Orbax's older interface, which Waystation does not replace.
-So what its options make is used here with the present one, as that manager uses it.
+The checkpoint manager of tunix 0.1.7 uses version 0 of Orbax's interface, and later ones version 1. A run is
+saved, killed and resumed by that manager itself. What its options make is used with version 1, as later
+managers do.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import killed
 import numpy as np
 import optax
 import pytest
@@ -162,3 +164,7 @@ def test_other_shardings(tmp_path: Path) -> None:
         loaded = run.load(1, {"w": jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=columns)})["w"]
     assert loaded.sharding.is_equivalent_to(columns, 2)
     np.testing.assert_array_equal(loaded, values)
+
+
+def test_a_run_that_is_killed_ends_with_the_bits_of_one_that_is_not(tmp_path: Path) -> None:
+    killed.assert_same_bits("run_tunix.py", tmp_path)
