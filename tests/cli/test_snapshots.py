@@ -44,7 +44,17 @@ CALLS: dict[str, list[str]] = {
     ],
     "ls": ["runs", "absent", "runs/step_1", "empty", "file", "ftp://host/run"],
     "sum": ["model", "model/model.safetensors", "file", "empty"],
-    "verify": ["runs/step_1", "damaged", "--all runs", "--all runs/step_1", "runs", "absent", "file"],
+    "verify": [
+        "runs/step_1",
+        "damaged",
+        "--all runs",
+        "--all runs/step_1",
+        "runs",
+        "absent",
+        "file",
+        "--all file",
+        "--all empty",
+    ],
     "diff": [
         "runs/step_1 runs/step_1",
         "runs/step_1 runs/step_2",

@@ -129,10 +129,9 @@ def test_each_place_keeps_what_its_policy_says(tmp_path: Path, there: AnyPath) -
     assert (steps_in(here), steps_in(there)) == (["7"], ["4", "6"])
 
 
-def test_a_step_that_waits_for_its_upload_is_not_collected(
-    tmp_path: Path, there: AnyPath, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    go_on, begun = threading.Event(), threading.Event()
+def hold_uploads(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Holds the uploads of this process; returns what is set once one has begun, and what lets them go on."""
+    begun, go_on = threading.Event(), threading.Event()
     run = remotes.Copying.run
 
     def held_up(self: Any, *arguments: Any, **given: Any) -> Any:
@@ -141,6 +140,13 @@ def test_a_step_that_waits_for_its_upload_is_not_collected(
         return run(self, *arguments, **given)
 
     monkeypatch.setattr(remotes.Copying, "run", held_up)
+    return begun, go_on
+
+
+def test_a_step_that_waits_for_its_upload_is_not_collected(
+    tmp_path: Path, there: AnyPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = hold_uploads(monkeypatch)
     here = tmp_path / "here"
     with opened(here, Remote(there, every=4), n=1) as checkpointer:
         for step in range(4, 8):
@@ -711,16 +717,9 @@ def test_what_was_saved_again_is_never_loaded_in_an_earlier_version(tmp_path: Pa
 def test_an_earlier_version_goes_where_the_newer_one_was_collected_before_its_upload(
     tmp_path: Path, there: AnyPath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here, go_on, begun = tmp_path / "here", threading.Event(), threading.Event()
+    here = tmp_path / "here"
     save_in(here, {1: 1, 2: 2, 3: 3}, Remote(there))
-    run = remotes.Copying.run
-
-    def held_up(self: Any, *arguments: Any, **given: Any) -> Any:
-        begun.set()
-        assert go_on.wait(programs.HANG_S)
-        return run(self, *arguments, **given)
-
-    monkeypatch.setattr(remotes.Copying, "run", held_up)
+    begun, go_on = hold_uploads(monkeypatch)
     with opened(here, Remote(there), n=1) as checkpointer:
         for step in (2, 3):
             checkpointer.save(step, state(10 * step), overwrite=True, force=True)

@@ -151,11 +151,15 @@ def _nbytes(leftover: Leftover) -> int:
     return tree_bytes(leftover.path)
 
 
-def _places(parent: str) -> Iterator[str]:
-    """The directory, and the checkpoints in it: a record that is being replaced stands inside of one, and in
-    an object store all that a save writes."""
+def entries_of(parent: str) -> Sequence[storage.Entry]:
+    """What lies in a directory of checkpoints.
+
+    Raises:
+        NotFound: There is no such directory, or no such bucket.
+        NotDirectory: It is a file.
+    """
     try:
-        found = storage.entries(parent)
+        return storage.entries(parent)
     except NotFound as error:
         if "bucket" in error.context:
             raise
@@ -164,6 +168,12 @@ def _places(parent: str) -> Iterator[str]:
         raise NotDirectory(
             f"'{parent}' is a file; give a directory that holds checkpoints", path=parent
         ) from error
+
+
+def _places(parent: str) -> Iterator[str]:
+    """The directory, and the checkpoints in it: a record that is being replaced stands inside of one, and in
+    an object store all that a save writes."""
+    found = entries_of(parent)
     children = [os.path.join(parent, entry.name) for entry in found if entry.kind == "directory"]
     yield parent
     if storage.of(parent).renames is None:

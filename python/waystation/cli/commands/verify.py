@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from waystation import storage
+from waystation.checkpoint.collect import entries_of
 from waystation.checkpoint.paths import is_checkpoint, lost_record
 from waystation.checkpoint.verify import Damage, Verification, verify
 from waystation.cli import formatting
@@ -48,9 +49,8 @@ def _targets(directory: str) -> tuple[list[str], list[str]]:
     parent = storage.resolved(storage.located(directory))
     if os.path.basename(parent) and is_checkpoint(parent):
         raise InvalidInput(f"'{parent}' is a checkpoint itself; leave --all out to verify it")
-    if not storage.is_directory(parent):
-        storage.entries_or_none(parent)  # which says if there is not even a bucket
-        raise NotFound(f"there is no directory '{parent}'", path=parent)
+    if not entries_of(parent):
+        raise NotFound(f"there are no checkpoints in '{parent}'", path=parent)
     found = checkpoints_in(parent)
     for _, error in found.closed:  # it may be a checkpoint, which would not be verified
         raise error
