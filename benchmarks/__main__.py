@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from benchmarks import markdown
+from benchmarks.analysis import Results
 from benchmarks.chart import draw
 from benchmarks.command import add_charts_argument, measured, session_parser, wide_console
 from benchmarks.plan import DEFAULT_STATES, Selection
@@ -20,7 +22,13 @@ def main() -> None:
     ways = None if arguments.limit_ways is None else frozenset(arguments.limit_ways)
     selection = Selection(arguments.states, arguments.systems, arguments.operations, ways)
     document = measured(arguments, selection, "all", console)
-    show(document, console)
+    if arguments.markdown:
+        results = Results(document)
+        for state in results.states():
+            for line in markdown.lines(results, state):
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
+    else:
+        show(document, console)
     if arguments.charts is not None:
         draw(document, arguments.charts / "benchmark.svg")
 
@@ -36,6 +44,9 @@ def _parse() -> argparse.Namespace:
         choices=sorted({*Limit.save_ways, *Limit.load_ways}),
         metavar="WAY",
         help="the raw loops to try, by the names in the tables (default: all, which takes most of the time)",
+    )
+    parser.add_argument(
+        "--markdown", action="store_true", help="print the tables of the documentation instead"
     )
     add_charts_argument(parser)
     return parser.parse_args()

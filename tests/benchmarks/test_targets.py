@@ -11,6 +11,8 @@ from benchmarks.systems import SYSTEMS
 from benchmarks.targets import Line, evaluate
 from benchmarks.worker import OPERATIONS, STREAM_OPERATIONS
 
+from benchmarks import markdown
+
 
 def run(system: str, operation: str, way: str, repetition: int, **seconds: float) -> dict[str, Any]:
     return {
@@ -55,6 +57,19 @@ def test_a_mapped_load_counts_with_its_pages_touched_and_against_its_like() -> N
     assert (found.measured, found.reached) == ("2.00x", True)
     runs += [run("torch-dcp", "load-cold", "default", 0, loaded=4.0)]
     assert line(runs, "cold load: faster than torch-dcp").measured == "4.00x"
+
+
+def test_tables_for_the_documentation_have_medians_worst_runs_and_mapped_loads_apart() -> None:
+    runs = [run("waystation-torch", "load-cold", "read", index, loaded=1.0 + index) for index in range(3)]
+    runs += [run("waystation-torch", "load-cold", "mmap", 0, loaded=0.1, touched=0.5)]
+    runs += [run("torch-dcp", "save-async", "default", 0, blocking=0.25, durable=4.0)]
+    assert list(markdown.lines(Results({"runs": runs}), "llama")) == [
+        "| s | save-async, blocked | save-async, to its end | load, cold |",
+        "|---|---:|---:|---:|",
+        "| `waystation-torch` |  |  | 2.00 (3.00) |",
+        "| `waystation-torch`, mapped |  |  | 0.50 (0.50) |",
+        "| `torch-dcp` | 0.25 (0.25) | 4.00 (4.00) |  |",
+    ]
 
 
 def test_as_fast_as_the_limit_needs_memory_of_its_own() -> None:
