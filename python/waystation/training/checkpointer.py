@@ -159,6 +159,7 @@ class Checkpointer(ReadingCheckpointer):
             self._restorer.in_remote = self._remote.current
             # Not by way of this object: in a circle it would keep what its tiers have mapped.
             self._saver.on_committed = self._remote.committed
+            self._saver.on_told = self._remote.told
         self._decisions = Decisions(place, self._in_flight, costs, save_decision_policy or default_policy())
         self._deleter = deleting.Deleter(place)
         self._beginning = threading.RLock()  # one save or deletion begins at a time

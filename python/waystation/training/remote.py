@@ -229,7 +229,7 @@ class OpenRemote:
                 stacklevel=_ABOVE,
             )
         elif not is_primary:
-            self.place.catalogue.replace(Listing.decode(json.dumps(listed).encode()))
+            self._take_over(Listing.decode(json.dumps(listed).encode()))
         if is_primary:
             self._upload_all(info.step for info in self._local.catalogue.committed())
             self.tell()
@@ -349,6 +349,12 @@ class OpenRemote:
     def _encoded(self) -> bytes:
         return Listing(self.current(), self.place.catalogue.damaged()).encode()
 
+    def _take_over(self, listing: Listing) -> None:
+        """Knows what the primary knows, which has left out earlier versions."""
+        with self._lock:
+            self._versions.clear()
+        self.place.catalogue.replace(listing)
+
     def checkpoints(self) -> list[Info]:
         """The same, as `Checkpointer.checkpoints` tells of them."""
         return [changed(info, tiers=(REMOTE,)) for info in self.current()]
@@ -373,6 +379,13 @@ class OpenRemote:
         if info is not None and time is not None:
             self._note_version(info, time)
         self._upload_all([step])
+
+    def told(self, info: Info) -> None:
+        """A step is committed in the directory; called by the other processes. What the remote has of it is an
+        earlier version, which they list no more, as the primary does not."""
+        with self._lock:
+            if (time := info.commit_timestamp_nsecs) is not None:
+                self._versions[info.step] = time
 
     def _note_version(self, info: Info, time: int) -> None:
         """Has the next program know of a step that was saved again, whose earlier version is in the remote,
@@ -815,6 +828,8 @@ class OpenRemote:
         finally:
             session.close()
         self.place.catalogue.drop([step])
+        with self._lock:
+            self._versions.pop(step, None)
         return was_there
 
     def _delete(self, step: int) -> bytes:
@@ -891,7 +906,7 @@ class OpenRemote:
             while not (found := session.broadcast(lambda: self._wait_a_while(is_last=is_last))):
                 pass
             if not session.is_primary:
-                self.place.catalogue.replace(Listing.decode(found))
+                self._take_over(Listing.decode(found))
         finally:
             session.close()
 

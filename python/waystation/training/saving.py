@@ -152,6 +152,7 @@ class Saver:
     Attributes:
         on_committed: Called in the primary with each step that is committed, before anything is removed, and
             with whether the program has asked for an earlier version to be replaced.
+        on_told: Called in the other processes with each checkpoint that is committed, once they know.
     """
 
     def __init__(
@@ -167,6 +168,7 @@ class Saver:
         self._costs = costs
         self._reuse_unchanged = reuse_unchanged
         self.on_committed: Callable[[int, bool], None] = lambda _step, _overwrite: None
+        self.on_told: Callable[[Info], None] = lambda _info: None
 
     def save(self, request: Request, options: Options) -> None:
         """Saves, and returns when that is done."""
@@ -302,6 +304,7 @@ class Saver:
                 relocated(from_json(entry), self._place.root) for entry in json.loads(decision)
             ]
             if not session.is_primary:
+                self.on_told(committed)
                 catalogue.commit(committed)
                 catalogue.drop(other.step for other in going)
             if session.is_primary or options.multiprocessing.primary_host is None:
