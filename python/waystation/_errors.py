@@ -217,7 +217,7 @@ class HandlerFailed(InvalidInput, KeyError, RuntimeError):
 
 
 class DiskFull(Unavailable):
-    """The file system has no room left."""
+    """The file system, or the object store, has no room left."""
 
 
 def _with_subclasses(cls: type[WaystationError]) -> list[type[WaystationError]]:

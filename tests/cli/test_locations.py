@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -261,3 +262,25 @@ def test_a_whole_bucket_is_listed(place: s3.Bucket, run: Run) -> None:
         (found,) = run("ls", location, *options).document["checkpoints"]
         assert found["path"] == f"{place.location}/7"
     assert run("gc", place.location, "--dry-run", *options).document["attempts"] == []
+
+
+def test_runs_in_a_bucket_are_named_by_few_requests(place: s3.Bucket, run_of_two: str, run: Run) -> None:
+    """However many steps they have."""
+    (place.folder / "data" / "raw").mkdir(parents=True)
+    (place.folder / "data" / "raw" / "a.txt").write_text("a")
+
+    def listed(location: str) -> tuple[Any, int]:
+        with s3.proxy(place.endpoint) as between:
+            settings = place.settings(between.endpoint).items()
+            options = [part for name, value in settings for part in ("--storage", f"{name}={value}")]
+            outcome = run("ls", location, *options)
+            assert outcome.code == 0, outcome.err
+            return outcome.out, len(between.requests)
+
+    text, requests = listed(place.location)
+    assert text == f"no checkpoints in {place.location}\ndirectories that hold checkpoints: run\n"
+    for step in range(3, 30):
+        shutil.copytree(place.folder / "run" / "1", place.folder / "run" / str(step))
+    assert listed(place.location) == (text, requests)
+    assert requests < 25
+    assert "directories there: raw" in listed(f"{place.location}/data")[0]

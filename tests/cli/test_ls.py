@@ -89,6 +89,31 @@ def test_no_checkpoints(tmp_path: Path, run) -> None:
     assert (outcome.out, outcome.code) == ("no checkpoints in [DIR]\n", 0)
 
 
+def test_runs_in_a_directory_are_named(runs: Path, run) -> None:
+    (runs.parent / "notes").mkdir()
+    (runs.parent / ".cache" / "1").mkdir(parents=True)
+    outcome = run("ls", runs.parent)
+    assert (outcome.out, outcome.code) == (
+        "no checkpoints in [DIR]\ndirectories that hold checkpoints: runs\n",
+        0,
+    )
+    (runs / "older").mkdir()
+    waystation.save(runs / "older" / "1", {"n": 1})
+    assert run("ls", runs).out.endswith("\n\ndirectories that hold checkpoints: older\n")
+    assert run("ls", runs, "--json").document["directories"] == [
+        {"path": "[DIR]/runs/notes", "holds_checkpoints": False},
+        {"path": "[DIR]/runs/older", "holds_checkpoints": True},
+    ]
+
+
+def test_where_nothing_is_found_directories_lead_on(tmp_path: Path, run) -> None:
+    for number in range(30):
+        waystation.save(tmp_path / f"team_{number}" / "runs" / "1", {"n": 1})
+    outcome = run("ls", tmp_path)
+    assert "directories there: team_0, team_1, team_2, " in outcome.out
+    assert outcome.out.endswith(", team_19 and 10 more\n")
+
+
 def test_what_cannot_be_listed(runs: Path, run) -> None:
     absent = run("ls", runs / "absent")
     assert (absent.code, absent.err) == (2, "error: there is no directory '[DIR]/runs/absent'\n")

@@ -122,6 +122,15 @@ def test_what_is_beside_the_model_comes_with_it(model: Path, folders: list[Path]
     assert (alone.carried, alone.left_out) == ([], [])
 
 
+def test_permissions_of_what_comes_with_it_stay(model: Path, folders: list[Path]) -> None:
+    modes = {"config.json": 0o640, "pooling/config.json": 0o444, "run.sh": 0o755}
+    (model / "run.sh").write_text("#!/bin/sh")
+    for name, mode in modes.items():
+        (model / name).chmod(mode)
+    spread(model, folders)
+    assert {name: (folders[0] / name).stat().st_mode & 0o7777 for name in modes} == modes
+
+
 def test_text_and_sums_of_the_whole_model_stay(tmp_path: Path, folders: list[Path]) -> None:
     """Files of a model may say different things, and its index something of all."""
     source = tmp_path / "model"
@@ -454,7 +463,15 @@ def test_a_save_in_place_of_it_leaves_no_files_on_other_disks(
     save(arrays, folders[0], overwrite=True, max_file_bytes=most)
     assert same(load(folders[0], framework="numpy"), arrays)
     assert everything(*folders[1:]) == []
-    assert "spread.waystation.json" not in os.listdir(folders[0])
+    # What was saved there is a model of that folder, which another one may replace.
+    save(ARRAYS, folders[0], overwrite=True)
+    (folders[0] / "notes.txt").write_text("mine")
+    refused(errors.Conflict, "notes.txt", model, folders, overwrite=True)
+    (folders[0] / "notes.txt").unlink()
+    refused(errors.Conflict, "spread already", model, folders)
+    spread(model, folders, overwrite=True)
+    assert same(load(folders[0], framework="numpy"))
+    assert all(len(list(folder.iterdir())) == 1 for folder in folders[1:])
 
 
 COPIES: dict[str, list[str]] = {"with its links": ["cp", "-a"], "with the files": ["cp", "-rL"]}
@@ -533,6 +550,7 @@ def test_a_save_beside_the_model_leaves_it_whole(model: Path, tmp_path: Path) ->
         save({"a": np.ones(3)}, to[0] / "adapter.safetensors", overwrite=True)
     index = to[0] / "model.safetensors.index.json"
     assert same(load(index, framework="numpy"))
+    refused(errors.Conflict, "adapter.safetensors", model, to, overwrite=True)
 
 
 def test_a_folder_may_be_that_of_other_files(model: Path, folders: list[Path]) -> None:

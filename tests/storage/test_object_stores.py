@@ -29,8 +29,10 @@ from tests.support.long import IS_LONG
 from tests.support.s3 import (
     ACCESS_KEY,
     FORBID,
+    FULL,
     LOSE_ANSWER,
     PASS,
+    QUOTA,
     REFUSE,
     SECRET_KEY,
     SKEWED,
@@ -50,6 +52,7 @@ from waystation.errors import (
     CheckpointNotFound,
     Conflict,
     Corrupt,
+    DiskFull,
     InvalidInput,
     InvalidLayoutError,
     NotFound,
@@ -330,6 +333,30 @@ def test_a_clock_that_is_wrong_is_named(place: Bucket) -> None:
     with proxy(place.endpoint, lambda _: SKEWED) as between, context(between.endpoint):
         for message in failures(f"{place.location}/ckpt", PermissionDenied):
             assert "clock of this machine" in message
+
+
+@pytest.mark.parametrize("answer", [FULL, QUOTA])
+@pytest.mark.parametrize("fails_at", [".safetensors", "/ckpt/checkpoint.json"], ids=["data", "commit"])
+def test_a_store_without_room_is_told_and_not_asked_again(place: Bucket, fails_at: str, answer: str) -> None:
+    path = f"{place.location}/ckpt"
+
+    def refuse(number: int) -> str:
+        method, target = between.requests[number - 1]
+        return answer if method in ("PUT", "POST") and fails_at in target else PASS
+
+    with place.context():
+        waystation.save(path, state_of(1))
+    before = place.names()
+    with proxy(place.endpoint, refuse) as between, context(between.endpoint):
+        with pytest.raises(DiskFull, match=r"no room left in the store.* remove what is not needed there"):
+            waystation.save(path, state_of(2), overwrite=True)
+        refused = [each for each in between.requests if each[0] in ("PUT", "POST") and fails_at in each[1]]
+        assert len(refused) == len(set(refused))
+        assert waystation.load(path)["step"] == 1
+        if fails_at == ".safetensors":
+            assert place.names() == before
+    with place.context(), store_leases.StoreLeases(place.location).condemned("ckpt") as may_go:
+        assert may_go, "nothing looks as if that save were under way"
 
 
 def is_removal(request: tuple[str, str]) -> bool:

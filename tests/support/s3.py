@@ -38,7 +38,8 @@ PASS, REFUSE, LOSE_ANSWER, TRUNCATE, FORBID = "pass", "refuse", "lose answer", "
 SKEWED = "RequestTimeTooSkewed"
 SLOW, FLIP, STALE = "slow", "flip", "stale"
 STATUSES, STATUSES_AFTER = ("429", "500", "503"), ("500 after", "503 after")
-FULL = "507"  # there is no room for what is written
+# There is no room for what is written; stores say so by a status, or by a code.
+FULL, QUOTA = "507", "QuotaExceeded"
 SLOW_S = 0.2
 # What is answered only once whoever asked has given up, or a load without second requests would fail.
 STUCK, STUCK_S = "stuck", 20.0
@@ -208,7 +209,7 @@ class Proxy:
             decision = self._on_request(len(self.requests))
             if decision == REFUSE:
                 return decision, None
-            if decision in (FORBID, SKEWED):
+            if decision in (FORBID, SKEWED, QUOTA):
                 return decision, (http.HTTPStatus.FORBIDDEN, [], _FORBIDDEN.format(code=decision).encode())
             if decision in (*STATUSES, FULL):
                 return decision, (int(decision), [], b"")

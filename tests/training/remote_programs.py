@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -137,3 +138,35 @@ def save_together(
             loaded = checkpointer.load(2)
     place.disconnect()
     return [loaded["step"], tiers]
+
+
+def save_again_together(
+    place: Place, environment: Mapping[str, str], directory: Path, remote: AnyPath
+) -> list[Any]:
+    """Saves a step again in several processes, whose directory keeps the newest only, while nothing is
+    uploaded; tells what each lists then, and after the uploads."""
+    os.environ.update(environment)
+    place.connect()
+    may_go_on = threading.Event()
+    run = remotes.Copying.run
+
+    def held_up(self: Any, *arguments: Any, **given: Any) -> Any:
+        assert may_go_on.wait(HANG_S)
+        return run(self, *arguments, **given)
+
+    with opened(directory, Remote(remote), n=1) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, state(step))
+        checkpointer.wait()
+        remotes.Copying.run = held_up  # type: ignore[method-assign]
+        checkpointer.save(1, state(10), overwrite=True, force=True)
+        checkpointer.save(3, state(3), force=True)
+        known = [[info.step for info in checkpointer.checkpoints]]
+        may_go_on.set()
+        checkpointer.wait()
+        known.append([info.step for info in checkpointer.checkpoints])
+        checkpointer.save(4, state(4), force=True)
+        checkpointer.wait()
+        known.append([info.step for info in checkpointer.checkpoints])
+    place.disconnect()
+    return known

@@ -405,6 +405,28 @@ def test_unchanged_arrays_are_shared_with_the_newest_step(tmp_path: Path) -> Non
         Checkpointer(tmp_path, reuse_unchanged="yes")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_step_that_another_program_has_saved_is_refused_as_one_of_this(
+    tmp_path: Path, is_link: bool
+) -> None:
+    (tmp_path / "run").mkdir()
+    root = tmp_path / "run"
+    if is_link:
+        root = tmp_path / "link"
+        root.symlink_to("run")
+    with Checkpointer(root) as checkpointer:
+        waystation.save(tmp_path / "run" / "1", {"a": 1})
+        for save in (checkpointer.save, checkpointer.save_async):
+            with pytest.raises(
+                errors.StepAlreadyExistsError, match=r"step 1 has a checkpoint already.* call reload"
+            ):
+                save(1, {"a": 2}, force=True)
+        checkpointer.reload()
+        assert checkpointer.load(1) == {"a": 1}
+        checkpointer.save(1, {"a": 2}, force=True, overwrite=True)
+        assert checkpointer.load(1) == {"a": 2}
+
+
 def test_layouts_that_share_nothing_are_refused_at_the_first_save(tmp_path: Path) -> None:
     context = waystation.Context()
     context.array.saving.use_ocdbt = True

@@ -363,6 +363,55 @@ def test_a_removal_that_was_refused_is_tried_again_at_the_next_save(
     assert of_step(bucket, 0) == []
 
 
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_step_whose_removal_was_refused_is_saved_again(
+    bucket: s3.Bucket, root: Location, in_background: bool
+) -> None:
+    """The program does not list it any more. One that another program has saved since is refused."""
+
+    def forbid(number: int) -> str:
+        method, path = between.requests[number - 1]
+        is_removal = method == "DELETE" or (method == "POST" and "delete" in path)
+        is_commit = "/run/0/checkpoint.json" in path and method == "PUT"
+        return s3.FORBID if (is_removal or is_commit) and is_forbidden else s3.PASS
+
+    def save(checkpointer: Checkpointer, step: int, value: int) -> None:
+        if in_background:
+            response = checkpointer.save_async(step, state(value), force=True)
+            assert response is not None
+            response.result()
+        else:
+            checkpointer.save(step, state(value), force=True)
+
+    is_forbidden = True
+    with keeper(root) as checkpointer:
+        checkpointer.save(0, state(0))
+    with (
+        s3.proxy(bucket.endpoint, forbid) as between,
+        s3.context(between.endpoint),
+        keeper(root) as checkpointer,
+    ):
+        save(checkpointer, 1, 1)
+        assert steps_of(checkpointer) == [1]
+        assert "0" in names_in(root)
+        is_forbidden = False
+        save(checkpointer, 0, 7)
+        assert checkpointer.load(0)["step"] == 7
+        is_forbidden = True
+        save(checkpointer, 2, 2)
+        assert steps_of(checkpointer) == [2]
+        waystation.save(root / "9", state(9))
+        with pytest.raises(errors.StepAlreadyExistsError, match="call reload") as caught:
+            save(checkpointer, 9, 1)
+        assert (caught.value.context["step"], caught.value.context["path"]) == (9, str(root / "9"))
+        assert waystation.load(root / "9")["step"] == 9
+        is_forbidden = False
+        waystation.save(root / "0", state(8), overwrite=True)
+        with pytest.raises(errors.StepAlreadyExistsError):
+            save(checkpointer, 0, 1)
+        assert waystation.load(root / "0")["step"] == 8
+
+
 def test_a_removal_that_was_refused_leaves_alone_what_another_program_saves_there(
     bucket: s3.Bucket, root: Location
 ) -> None:

@@ -24,6 +24,7 @@ from tests.training.remote_programs import (
     opened,
     save_again_and_hang,
     save_again_and_upload,
+    save_again_together,
     save_and_hang,
     save_and_upload_slowly,
     save_and_wait,
@@ -597,6 +598,23 @@ def test_processes_know_the_same_after_a_wait(tmp_path: Path, there: AnyPath) ->
     ) as running:
         first, second = running.values()
     assert first == second == [[1, ["directory", "remote"]], [2, ["directory", "remote"]]]
+
+
+def test_no_process_lists_an_earlier_version_of_a_step_that_was_saved_again(
+    tmp_path: Path, there: AnyPath
+) -> None:
+    with programs.running(
+        save_again_together,
+        of_stores(),
+        tmp_path / "here",
+        there,
+        count=2,
+        framework="torch",
+        directory=tmp_path,
+    ) as running:
+        first, second = running.values()
+    assert first == second
+    assert first == [[2, 3], [2, 3], [2, 3, 4]]
 
 
 def test_several_processes_upload_and_load_as_one(tmp_path: Path, there: AnyPath) -> None:

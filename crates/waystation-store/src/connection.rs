@@ -7,6 +7,8 @@
 //! A server that no connection has ever reached is given up before the deadline: its address is more likely wrong than
 //! that it is away for a while.
 //!
+//! A store that has no room is not asked again either: it gets none by waiting.
+//!
 //! A removal on condition is a `DELETE` with one header more ([`on_condition`]), which the crate has no option for.
 //!
 //! Where no credentials are given, clients ask the service for metadata that machines of clouds have. Other machines
@@ -63,6 +65,9 @@ const METADATA_ATTEMPTS: usize = 3;
 /// For so long attempts to connect go on to a server that has never been reached.
 const UNREACHED: Duration = Duration::from_secs(10);
 
+/// The status of what is refused for want of room.
+const INSUFFICIENT_STORAGE: u16 = 507;
+
 /// Makes such connections.
 #[derive(Debug)]
 pub struct Connector;
@@ -111,6 +116,9 @@ impl HttpService for Connection {
                 outcome?
             }
         };
+        if answer.status().as_u16() == INSUFFICIENT_STORAGE {
+            return Err(HttpError::new(HttpErrorKind::Unknown, Full)); // which is not tried again
+        }
         Ok(answer.map(|body| HttpResponseBody::new(Watched { body, silence: Box::pin(sleep(SILENCE)) })))
     }
 }
@@ -247,6 +255,18 @@ impl fmt::Display for Untrusted {
 }
 
 impl Error for Untrusted {}
+
+/// The store has no room for what is written.
+#[derive(Debug)]
+pub struct Full;
+
+impl fmt::Display for Full {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "the store has no room left")
+    }
+}
+
+impl Error for Full {}
 
 /// No connection to the server has ever been made.
 #[derive(Clone, Debug)]

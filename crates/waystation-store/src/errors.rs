@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use waystation_format::{Error, Kind};
 
 use crate::client::is_http;
-use crate::connection::{NoCredentials, Unreached, Untrusted};
+use crate::connection::{Full, NoCredentials, Unreached, Untrusted};
 
 /// Codes of stores are words; whatever else is between the tags is not repeated.
 const MOST_CODE_BYTES: usize = 64;
@@ -40,8 +40,9 @@ const OTHER_REGION: [&str; 4] = [
 /// What the crate says of an answer that leads elsewhere without saying where to: S3 does so for another region.
 const LEADS_NOWHERE: &str = "Received redirect without LOCATION";
 
-/// The status of what is refused for want of room.
-const INSUFFICIENT_STORAGE: u16 = 507;
+/// Codes of stores that refuse what is written for want of room, with a status that says something else: of Ceph and
+/// VersityGW, and of MinIO.
+const NO_ROOM: [&str; 2] = ["QuotaExceeded", "XMinioAdminBucketQuotaExceeded"];
 
 /// Codes of stores that say that there is no bucket, and not only no object.
 const NO_BUCKET: [&str; 2] = ["NoSuchBucket", "ContainerNotFound"];
@@ -61,6 +62,9 @@ pub fn told(error: &object_store::Error, action: &str, path: &Path) -> Error {
     }
     if answer.is_of_another_region() {
         return other_region(action, path);
+    }
+    if answer.is_full || answer.has_code_of(&NO_ROOM) {
+        return full(&answer, action, path);
     }
     if answer.has_code_of(&REFUSALS) {
         return refused(&answer, action, path);
@@ -171,9 +175,20 @@ fn other_region(action: &str, path: &Path) -> Error {
     Error::new(Kind::InvalidInput, message).with("path", path.display().to_string())
 }
 
+/// Python knows by the number that there is no room.
+fn full(answer: &Answer, action: &str, path: &Path) -> Error {
+    let code = answer.shown_code();
+    let message = format!(
+        "could not {action}: there is no room left in the store{code}; remove what is not needed there, or give it more"
+    );
+    Error::new(Kind::Unavailable, message)
+        .with("path", path.display().to_string())
+        .with("errno", Errno::NOSPC.raw_os_error().to_string())
+}
+
 /// Python knows by the number that the caller may not do this.
 fn refused(answer: &Answer, action: &str, path: &Path) -> Error {
-    let code = answer.code.as_deref().map_or_else(String::new, |code| format!(" ({code})"));
+    let code = answer.shown_code();
     let advice = if answer.code.as_deref() == Some(CLOCK_IS_WRONG) {
         "the clock of this machine differs from that of the store by too much; set it right"
     } else {
@@ -196,6 +211,7 @@ struct Answer {
     failure: Option<HttpErrorKind>,
     lacks_credentials: bool,
     is_untrusted: bool,
+    is_full: bool,
     leads_nowhere: bool,
     unreached: Option<Unreached>,
 }
@@ -211,6 +227,7 @@ impl Answer {
             }
             answer.lacks_credentials |= found.is::<NoCredentials>();
             answer.is_untrusted |= found.is::<Untrusted>();
+            answer.is_full |= found.is::<Full>();
             answer.unreached = answer.unreached.or_else(|| found.downcast_ref::<Unreached>().cloned());
             let text = found.to_string();
             answer.leads_nowhere |= text.starts_with(LEADS_NOWHERE);
@@ -224,6 +241,10 @@ impl Answer {
 
     fn has_code_of(&self, codes: &[&str]) -> bool {
         self.code.as_deref().is_some_and(|code| codes.contains(&code))
+    }
+
+    fn shown_code(&self) -> String {
+        self.code.as_deref().map_or_else(String::new, |code| format!(" ({code})"))
     }
 
     fn is_refusal(&self) -> bool {
@@ -250,13 +271,8 @@ impl Answer {
         if let Some(unreached) = &self.unreached {
             return format!("{unreached}; check the endpoint, or start the server");
         }
-        let code = self.code.as_deref().map_or_else(String::new, |code| format!(" ({code})"));
+        let code = self.shown_code();
         match (self.status, self.failure) {
-            (Some(INSUFFICIENT_STORAGE), _) => {
-                format!(
-                    "there is no room left in the store{code}; remove what is not needed there, or give it more"
-                )
-            }
             (Some(status), _) => format!("the store answered with status {status}{code}"),
             (None, Some(HttpErrorKind::Connect)) => "the store cannot be reached".to_owned(),
             (None, Some(HttpErrorKind::Timeout)) => "the store did not answer in time".to_owned(),

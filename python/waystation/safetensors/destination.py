@@ -224,8 +224,9 @@ class Destination:
             _native.sync_paths([stage])
             replacing.replace(earlier, stage, file_names, index)
             forget_checksums(self.directory, sorted(earlier.names - set(self._present())))
-            forget_parts(self.directory)
-            return self._published(file_names)
+            published = self._published(file_names)
+            forget_parts(self.directory, earlier.names, list(map(os.path.basename, published)))
+            return published
         self._write_index(stage, file_names, index)
         _native.sync_paths([stage])
         for path in self._published(file_names):

@@ -548,7 +548,7 @@ class _Naming:
 
 
 def _carry(directory: str | None, carried: Mapping[str, int], stage: str) -> None:
-    """Copies other files, durably."""
+    """Copies other files with their permissions, durably."""
     for path in carried:
         assert directory is not None, "there are none beside single files"
         content = storage.read_file(os.path.join(directory, path), limit_bytes=2 * CARRIED_BYTES)
@@ -557,6 +557,9 @@ def _carry(directory: str | None, carried: Mapping[str, int], stage: str) -> Non
         while parent and not storage.is_directory(os.path.join(stage, parent)):
             storage.make_directory(os.path.join(stage, parent), parents=True)
         _native.write_small_files([(target, content)])
+        if not storage.is_in_store(directory):
+            disks.copy_permissions(os.path.join(directory, path), target)
+    _native.sync_paths([os.path.join(stage, path) for path in carried])
     parents = {os.path.dirname(path) for path in carried} - {""}
     above = {parent[:place] for parent in parents for place, sign in enumerate(parent) if sign == os.sep}
     _native.sync_paths([os.path.join(stage, parent) for parent in sorted(parents | above)])

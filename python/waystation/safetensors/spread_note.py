@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from waystation import _native, storage
 from waystation._errors import Conflict, Corrupt, NotFound, WaystationError
 from waystation.layouts.native.records import dump_json
+from waystation.storage.attempts import new_attempt_id
 
 NOTE = "spread.waystation.json"
 
@@ -172,12 +173,19 @@ def read_note(directory: str) -> Note | None:
         ) from error
 
 
-def forget_parts(directory: str) -> None:
+def forget_parts(directory: str, replaced: Collection[str], saved: Collection[str]) -> None:
     """Removes the files in other folders to which a directory has no links any more, once another model has
-    taken the place of one that was spread there; and the note, if it lists no others."""
+    taken the place of one that was spread there. The note then says what the new one consists of, so that it
+    can be replaced as well.
+
+    Args:
+        directory: The first folder.
+        replaced: The names of the files that the new model has replaced.
+        saved: Those of its own.
+    """
     try:
         note = read_note(directory)
-        if note is None:
+        if note is None or note.names.isdisjoint(replaced):
             return
         # Not by the text of links: another way to the same file may have been given to make it.
         present = [storage.status(os.path.join(directory, name)) for name in storage.list_names(directory)]
@@ -185,7 +193,10 @@ def forget_parts(directory: str) -> None:
         unused = [part for part in note.parts if part.key not in used]
         _remove(directory, note, unused)
         if len(unused) == len(note.parts):
-            storage.remove_file(os.path.join(directory, NOTE))
+            kept = note.names.intersection(paths_below(directory))
+            later = Note(kept.union(saved, [NOTE]), (), _told_by(directory))
+            path = os.path.join(directory, NOTE)
+            storage.of(path).replace(path, later.encoded(), new_attempt_id())
     except WaystationError as error:
         _log.warning("files of a model that was spread could not be removed: %s", error)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 
 from waystation import storage
 from waystation._errors import from_os_error
@@ -66,6 +67,19 @@ def link_target(path: str) -> str | None:
         return os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
     except OSError:
         return None
+
+
+def copy_permissions(source: str, target: str) -> None:
+    """Gives a file of this user the permissions of another one, and at least that its owner reads it. Their
+    special bits, such as set-user-ID, are not meant.
+
+    Raises:
+        NotFound, PermissionDenied, Unsupported: It cannot be done.
+    """
+    try:
+        os.chmod(target, os.stat(source).st_mode & 0o777 | stat.S_IRUSR)
+    except OSError as error:
+        raise from_os_error(error, "set the permissions of", target) from error
 
 
 def forget_cached(path: str) -> None:

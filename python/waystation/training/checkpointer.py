@@ -156,9 +156,10 @@ class Checkpointer(ReadingCheckpointer):
                 remote, place, root_of(remote.directory), reuse_unchanged=reuse_unchanged
             )
             self._restorer.remote = self._remote.place
-            self._restorer.in_remote = self._remote.current
+            self._restorer.in_remote = self._remote.versions.current
             # Not by way of this object: in a circle it would keep what its tiers have mapped.
             self._saver.on_committed = self._remote.committed
+            self._saver.on_told = self._remote.versions.told
         self._decisions = Decisions(place, self._in_flight, costs, save_decision_policy or default_policy())
         self._deleter = deleting.Deleter(place)
         self._beginning = threading.RLock()  # one save or deletion begins at a time

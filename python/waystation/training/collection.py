@@ -23,6 +23,7 @@ from waystation._errors import Conflict, Corrupt, InvalidInput, NotFound, Unsupp
 from waystation._options.in_effect import current_options
 from waystation.checkpoint.collect import remove_dead_in_store
 from waystation.checkpoint.delete import withdraw
+from waystation.checkpoint.paths import layout_at
 from waystation.storage import attempts
 from waystation.training import step_records
 from waystation.training.catalogue import Info, described
@@ -187,6 +188,15 @@ class Collector:
         if infos:
             remove_remains(self._place)
         return [info for info, is_gone in zip(going, gone, strict=True) if is_gone]
+
+    def gives_way(self, step: int) -> bool:
+        """Whether what is at the path of a step should be gone, and could not be removed: a save of the step
+        replaces it, if the layout and the storage can replace anything."""
+        path = os.fspath(self._place.path_of(step))
+        info = self._refused.get(os.path.basename(path))
+        if info is None or not self._is_as_judged(info):
+            return False
+        return not storage.is_in_store(path) or layout_at(path) == "native"
 
     def _refused_before(self) -> list[Info]:
         """What could not be removed, and is tried again now."""

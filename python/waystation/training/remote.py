@@ -42,9 +42,8 @@ from waystation._options import Options
 from waystation.checkpoint.copy import Copying, CopyStatistics
 from waystation.checkpoint.delete import withdraw
 from waystation.checkpoint.paths import is_checkpoint, layout_at
-from waystation.layouts.native import commit, names, records
+from waystation.layouts.native import commit
 from waystation.layouts.orbax import in_store as orbax_in_store
-from waystation.layouts.orbax.names import CHECKPOINT_METADATA, COMMIT_SUCCESS
 from waystation.storage.attempts import new_attempt_id
 from waystation.storage.bandwidth import Bandwidth
 from waystation.training import step_records
@@ -58,6 +57,7 @@ from waystation.training.preservation_policies import (
     PreservationPolicy,
     PreserveAll,
 )
+from waystation.training.remote_versions import RemoteVersions, committed_at
 from waystation.training.step_metadata import CheckpointMetadata, changed
 from waystation.training.step_names import PathLike
 from waystation.training.upload_record import UploadRecord
@@ -145,11 +145,6 @@ class _Upload:
     has_ended: threading.Event = field(default_factory=threading.Event)
 
 
-def _time(info: Info) -> int:
-    """When a checkpoint was committed; 0 where that is not known."""
-    return info.commit_timestamp_nsecs or 0
-
-
 class OpenRemote:
     """The remote of one `Checkpointer`.
 
@@ -161,6 +156,7 @@ class OpenRemote:
 
     Attributes:
         place: Where they go; its catalogue is what is known to be there.
+        versions: Which versions of steps that are, and which of them are outdated.
     """
 
     def __init__(self, remote: Remote, local: Place, root: str, *, reuse_unchanged: bool = False) -> None:
@@ -170,7 +166,8 @@ class OpenRemote:
         self._local = local
         self._policy = remote.keep or PreserveAll()
         self._record = UploadRecord(local.root, root)
-        self._collector = Collector(self.place, self._policy, self._current_of_ours)
+        self.versions: RemoteVersions = RemoteVersions(local, self.place, self._record)
+        self._collector = Collector(self.place, self._policy, self.versions.current_of_ours)
         self._lock = threading.Lock()
         # Whoever lists the remote, or changes what is there, and so the catalogue and the record of uploads.
         self._changing = threading.RLock()
@@ -178,10 +175,6 @@ class OpenRemote:
         self._requests = itertools.count()
         self._waiting: dict[int, int] = {}  # the last request for each step
         self._overwritten: set[int] = set()  # by this program, as it has asked
-        # The steps that this program has saved, in that order.
-        self._saved: dict[int, int] = {}
-        # When the version of a step was committed that this program has saved, or the directory has.
-        self._versions: dict[int, int] = {}
         # What was replaced there by a version that never comes, and stays: by step and time.
         self._left_alone: set[tuple[int, int]] = set()
         self._current: _Upload | None = None
@@ -229,7 +222,7 @@ class OpenRemote:
                 stacklevel=_ABOVE,
             )
         elif not is_primary:
-            self.place.catalogue.replace(Listing.decode(json.dumps(listed).encode()))
+            self.versions.take_over(Listing.decode(json.dumps(listed).encode()))
         if is_primary:
             self._upload_all(info.step for info in self._local.catalogue.committed())
             self.tell()
@@ -276,8 +269,8 @@ class OpenRemote:
             if not self._is_listed:
                 listing = Listing.read(self.place.root, self.place.name_format, with_records=True)
                 self._record.look(self._local.catalogue.committed())
-                counts = self._that_counts(listing)
-                self._note_versions(counts.committed)
+                counts = self.versions.that_counts(listing)
+                self.versions.note_listed(counts.committed, was_listed=self._was_listed)
                 self.place.catalogue.replace(counts)
                 self._is_listed = self._was_listed = True
                 self._note_sequence()
@@ -296,62 +289,12 @@ class OpenRemote:
                     "directory of its own"
                 )
 
-    def _that_counts(self, listing: Listing) -> Listing:
-        """What this sequence has uploaded, and what is the same as in the directory. All else would be taken
-        for steps of this sequence. Where the directory is empty, and nobody has uploaded yet, it is what the
-        program is to go on with."""
-        if not self._record.is_there and not self._local.catalogue.committed():
-            return listing
-        ours = {info.step for info in self._ours(listing.committed)}
-        return Listing(
-            [info for info in listing.committed if info.step in ours or self._is_here(info)],
-            [info for info in listing.damaged if self._record.has(info.path.name)],
-        )
-
-    def _is_here(self, info: Info) -> bool:
-        """Whether the directory has the same checkpoint."""
-        local = self._local.catalogue.find(info.step)
-        if local is None or local.path.name != info.path.name:
-            return False
-        return self._time_here(local) == info.commit_timestamp_nsecs
-
-    def _time_here(self, local: Info) -> int | None:
-        """When a checkpoint of the directory was committed; None where it does not say."""
-        if local.commit_timestamp_nsecs is None:
-            with contextlib.suppress(Corrupt):
-                local = described(local)
-        return local.commit_timestamp_nsecs
-
-    def _note_versions(self, listed: Iterable[Info]) -> None:
-        """Notes which versions the directory has of the steps that were listed there. A version there that
-        has come since it was listed before was uploaded by another program of this sequence, and counts."""
-        noted = {} if self._was_listed else self._record.noted_versions()
-        for info in listed:
-            local, known = self._local.catalogue.find(info.step), self.place.catalogue.find(info.step)
-            time = None if local is None else self._time_here(local)
-            with self._lock:
-                if time is not None:
-                    self._versions[info.step] = time
-                elif info.path.name in noted and local is None:
-                    self._versions.setdefault(info.step, noted[info.path.name])
-                elif local is None and self._was_listed and (known is None or _time(known) != _time(info)):
-                    self._versions.pop(info.step, None)
-
-    def _is_outdated(self, info: Info) -> bool:
-        """Whether a checkpoint there is another version of a step than the one that this program has saved,
-        or the directory has. It is never loaded in the place of that, be that damaged or collected."""
-        return self._versions.get(info.step, _time(info)) != _time(info) and _time(info) != 0
-
-    def current(self) -> list[Info]:
-        """The checkpoints that can be loaded from there, ascending, as far as this process knows."""
-        return [info for info in self.place.catalogue.committed() if not self._is_outdated(info)]
-
     def _encoded(self) -> bytes:
-        return Listing(self.current(), self.place.catalogue.damaged()).encode()
+        return Listing(self.versions.current(), self.place.catalogue.damaged()).encode()
 
     def checkpoints(self) -> list[Info]:
         """The same, as `Checkpointer.checkpoints` tells of them."""
-        return [changed(info, tiers=(REMOTE,)) for info in self.current()]
+        return [changed(info, tiers=(REMOTE,)) for info in self.versions.current()]
 
     # ---- uploading -------------------------------------------------------------------------------
 
@@ -363,11 +306,9 @@ class OpenRemote:
             overwrite: Whether the program has asked for another version of the step to be replaced.
         """
         info = self._local.catalogue.find(step)
-        time = None if info is None else self._time_here(info)
+        time = None if info is None else self.versions.time_here(info)
         with self._lock:
-            self._saved[step] = next(self._requests)
-            if time is not None:
-                self._versions[step] = time
+            self.versions.saved(step, next(self._requests), time)
             if overwrite:
                 self._overwritten.add(step)
         if info is not None and time is not None:
@@ -378,7 +319,7 @@ class OpenRemote:
         """Has the next program know of a step that was saved again, whose earlier version is in the remote,
         as far as is known."""
         there = self.place.catalogue.find(info.step)
-        if self._is_listed and (there is None or _time(there) == time):
+        if self._is_listed and (there is None or committed_at(there) == time):
             return
         try:
             self._record.note_version(info.path.name, time)
@@ -527,7 +468,7 @@ class OpenRemote:
             self._copy(upload, source, target, judged)
         there = described(self._there(upload))
         committed_ns = there.commit_timestamp_nsecs
-        if is_done and committed_ns is not None and self._is_begun(upload.name, committed_ns):
+        if is_done and committed_ns is not None and self.versions.is_begun(upload.name, committed_ns):
             self._write_down(upload.name, committed_ns)
         with self._changing:
             if upload.is_withdrawn:
@@ -545,7 +486,7 @@ class OpenRemote:
         """
         with self._changing:
             there = self.place.catalogue.committed()
-            outdated = [info for info in there if self._is_outdated(info)]
+            outdated = [info for info in there if self.versions.is_outdated(info)]
             if len(outdated) == len(there):
                 return
             for info in outdated:
@@ -567,34 +508,28 @@ class OpenRemote:
         and so is what the remote refuses. No upload fails by it."""
         step, name, target = there.step, there.path.name, os.fspath(there.path)
         source, leases = os.fspath(self._local.path_of(step)), self.place.leases
-        if (step, _time(there)) in self._left_alone:
+        if (step, committed_at(there)) in self._left_alone:
             return
         try:
             judged = self._require_replaceable(step, source, target)
-            if step_records.committed_ns(target) != _time(there) or leases.is_held(name):
+            if step_records.committed_ns(target) != committed_at(there) or leases.is_held(name):
                 return
             with leases.condemned(name) as may_go:
                 if not may_go:
                     return
                 if storage.is_in_store(target):
-                    self._make_room(target, layout_at(target), judged, _time(there))
+                    self._make_room(target, layout_at(target), judged, committed_at(there))
                 else:
-                    withdraw(target, created_ns=_time(there))
+                    withdraw(target, created_ns=committed_at(there))
         except (Conflict, NotFound) as error:
-            self._left_alone.add((step, _time(there)))
+            self._left_alone.add((step, committed_at(there)))
             _log.info("'%s' stays, of which '%s' was another version: %s", target, source, error)
         except WaystationError as error:
             _log.warning("'%s', of which '%s' was a newer version, stays for now: %s", target, source, error)
         else:
             self.place.catalogue.drop([step])
             self._record.forget([name])
-            with self._lock:
-                self._versions.pop(step, None)
-
-    def _is_begun(self, name: str, committed_ns: int) -> bool:
-        """Whether the record has a step, but not this version, which is that of the directory: a program was
-        killed right after it had copied what was saved again meanwhile."""
-        return self._record.has(name) and not self._record.has(name, committed_ns)
+            self.versions.forget(step)
 
     def _can_be_copied(self, info: Info) -> bool:
         """Whether a step is whole in itself, and says when it was committed; else that is told once."""
@@ -625,37 +560,6 @@ class OpenRemote:
     def _there(self, upload: _Upload) -> Info:
         return CheckpointMetadata(upload.step, storage.as_path(self._target(upload.name)), metadata=None)
 
-    def _ours(self, infos: Iterable[Info]) -> list[Info]:
-        """Those of the checkpoints there that this sequence has uploaded, in the order in which they were
-        saved: they are not uploaded in that order."""
-        found = [
-            info
-            for info in infos
-            if (time := info.commit_timestamp_nsecs) is not None and self._record.has(info.path.name, time)
-        ]
-        return sorted(found, key=self._age)
-
-    def _current_of_ours(self, infos: Iterable[Info]) -> list[Info]:
-        """The same without those that a newer version has replaced, which take no other's place."""
-        return [info for info in self._ours(infos) if not self._is_outdated(info)]
-
-    def _age(self, info: Info) -> tuple[int, int, int]:
-        """By what checkpoints are sorted by age. What this program has saved itself is younger than all else,
-        whatever the clock says: it may have been put back. Of all else the record has the order."""
-        saved = self._saved.get(info.step)
-        return (3, saved, 0) if saved is not None else (*self._record.age(info.step, _time(info)), 0)
-
-    def _order(self) -> list[tuple[int, int]]:
-        """The steps that are known, with their times of commit, the youngest last."""
-        here = self._local.catalogue.committed()
-        for info in here:
-            if info.commit_timestamp_nsecs is None:
-                with contextlib.suppress(WaystationError):  # it is damaged, or has gone
-                    self._local.catalogue.describe([described(info)])
-        known = [*self._ours(self.place.catalogue.committed()), *self._local.catalogue.committed()]
-        steps = {(info.step, _time(info)): self._age(info) for info in known if _time(info)}
-        return sorted(steps, key=lambda entry: steps[entry])
-
     def _require_replaceable(self, step: int, source: str, target: str) -> storage.Identity:
         """Refuses to replace what is in the place of a step there, unless this sequence has uploaded it: from
         this directory, or the program has asked for that.
@@ -677,7 +581,7 @@ class OpenRemote:
                 f"than '{source}', so it is left alone; save the step with overwrite=True to replace it",
                 path=target,
             )
-        judged = self._version_of_ours(target)
+        judged = self.versions.version_of_ours(target)
         if judged is None:
             raise Conflict(
                 f"'{target}' is another checkpoint than '{source}', and was not uploaded by this sequence, "
@@ -685,38 +589,6 @@ class OpenRemote:
                 path=target,
             )
         return judged
-
-    def _version_of_ours(self, target: str) -> storage.Identity | None:
-        """The version of the checkpoint at a path there, if this sequence has uploaded it."""
-        name, path = os.path.basename(target), os.path.join(target, names.RECORD)
-        try:
-            content, version = storage.read_version(path, limit_bytes=records.RECORD_LIMIT_BYTES)
-        except NotFound:
-            return self._version_of_ours_of_orbax(target)
-        try:
-            created_ns = records.CheckpointRecord.decode(content, path).created_ns
-        except Corrupt:
-            return version if self._record.has(name) else None
-        except Unsupported:  # of a newer version
-            return None
-        return version if self._record.has(name, created_ns) else None
-
-    def _version_of_ours_of_orbax(self, target: str) -> storage.Identity | None:
-        """The same of one in a layout of Orbax: the version of the file that commits it, or on a disk of the
-        one that says when it was committed."""
-        name = os.path.basename(target)
-        file = COMMIT_SUCCESS if storage.is_in_store(target) else CHECKPOINT_METADATA
-        found = storage.status(os.path.join(target, file))
-        if found is None:
-            return None
-        try:
-            committed_ns = step_records.committed_ns(target)
-            is_ours = committed_ns is not None and self._record.has(name, committed_ns)
-        except Corrupt:
-            is_ours = self._record.has(name)
-        except (InvalidInput, NotFound, Unsupported):
-            return None
-        return found.identity if is_ours else None
 
     def _copy(self, upload: _Upload, source: str, target: str, judged: storage.Identity | None) -> None:
         """Copies a step, to where nothing is, or in the place of the version that was judged."""
@@ -756,13 +628,15 @@ class OpenRemote:
         """The youngest other step there, to whose files a step may refer."""
         if not self._reuse_unchanged:
             return None
-        others = self._ours(found for found in self.place.catalogue.committed() if found.path.name != name)
+        others = self.versions.ours(
+            found for found in self.place.catalogue.committed() if found.path.name != name
+        )
         youngest = os.fspath(others[-1].path) if others else None
         return youngest if youngest is not None and layout_at(youngest) == "native" else None
 
     def _write_down(self, name: str, committed_ns: int, replaced_ns: int | None = None) -> None:
         with self._changing:
-            order = self._order()
+            order = self.versions.order()
             present = self._local.catalogue.committed()
             self._record.begin(name, committed_ns, present, replaced_ns=replaced_ns, order=order)
 
@@ -772,8 +646,8 @@ class OpenRemote:
             info = described(info)
         self._collector.with_records()
         there = self.place.catalogue.committed()
-        others = self._current_of_ours(found for found in there if found.step != info.step)
-        infos = sorted([*others, info], key=self._age)
+        others = self.versions.current_of_ours(found for found in there if found.step != info.step)
+        infos = sorted([*others, info], key=self.versions.age)
         flags = self._policy.should_preserve(infos, context=PreservationContext())
         # By comparison it would be found as well, for which metrics would have to be read.
         place = next(number for number, other in enumerate(infos) if other is info)
@@ -815,6 +689,7 @@ class OpenRemote:
         finally:
             session.close()
         self.place.catalogue.drop([step])
+        self.versions.forget(step)
         return was_there
 
     def _delete(self, step: int) -> bytes:
@@ -830,8 +705,7 @@ class OpenRemote:
                 self._withdraw(info)
                 self.place.catalogue.drop([step])
                 self._record.forget([info.path.name])
-                with self._lock:
-                    self._versions.pop(step, None)
+                self.versions.forget(step)
         except BaseException:
             if was_waiting:
                 self._upload_all([step])
@@ -861,7 +735,7 @@ class OpenRemote:
             upload.is_withdrawn = True
         upload.progress.cancel()
         upload.has_ended.wait()
-        if upload.name and self._version_of_ours(self._target(upload.name)) is not None:
+        if upload.name and self.versions.version_of_ours(self._target(upload.name)) is not None:
             self.place.catalogue.commit(self._there(upload))
 
     def wait(self, options: Options, *, is_last: bool = False, together: bool = True) -> None:
@@ -891,7 +765,7 @@ class OpenRemote:
             while not (found := session.broadcast(lambda: self._wait_a_while(is_last=is_last))):
                 pass
             if not session.is_primary:
-                self.place.catalogue.replace(Listing.decode(found))
+                self.versions.take_over(Listing.decode(found))
         finally:
             session.close()
 

@@ -4,7 +4,9 @@ What can go wrong, in order: the state is refused, or the save fails or is kille
 Killed after the commit: the step is there, and the next collection makes up for what was not removed. The
 policy that says what to keep fails: the step is there, and the save raises that error.
 
-What is in the place of a step and is no checkpoint is renamed: it would stop every restart of a run there.
+What is in the place of a step and is no checkpoint is renamed: it would stop every restart of a run there. A
+checkpoint that the storage did not let go is replaced: the program does not know it any more. One that
+another program has saved meanwhile stays.
 
 Several saves may run at once. Each has a session for what comes after its commit, which is opened with those
 of the save itself: so sessions come in the same order in all processes.
@@ -22,10 +24,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-from waystation._errors import Unsupported
+from waystation import storage
+from waystation._errors import Conflict, Unsupported
 from waystation._options import Options
 from waystation.checkpoint.handlers.choice import METRICS
 from waystation.checkpoint.native_saving import EarlierCheckpoint
+from waystation.checkpoint.paths import is_checkpoint
 from waystation.checkpoint.save import check_checkpointables, in_background, open_saving, write
 from waystation.checkpoint.saving import check_name
 from waystation.coordination import Session
@@ -33,7 +37,7 @@ from waystation.layouts.native.records import callers_json
 from waystation.training.catalogue import Info, described, from_json, relocated, to_json
 from waystation.training.collection import Collector
 from waystation.training.costs import SaveCost, SaveCosts
-from waystation.training.errors import DamagedCheckpointWarning
+from waystation.training.errors import DamagedCheckpointWarning, StepAlreadyExistsError
 from waystation.training.in_flight import StepResponse
 from waystation.training.place import Place
 from waystation.training.step_metadata import CheckpointMetadata, as_step
@@ -91,6 +95,31 @@ class Request:
         return {**self.checkpointables, METRICS: callers_json(self.metrics, "metrics", allow_nan=True)}
 
 
+@contextlib.contextmanager
+def _naming_step(info: Info, *, overwrite: bool) -> Iterator[None]:
+    """Tells what is raised where another program has saved the step since this one has looked as what it is.
+
+    Raises:
+        StepAlreadyExistsError: The step has a checkpoint.
+    """
+    try:
+        yield
+    except Conflict as error:
+        path = os.fspath(info.path)
+        about = error.context.get("path")
+        is_about_step = about is not None and storage.resolved(str(about)) == storage.resolved(path)
+        if overwrite or isinstance(error, StepAlreadyExistsError) or not is_about_step:
+            raise
+        if not is_checkpoint(path):
+            raise
+        raise StepAlreadyExistsError(
+            f"step {info.step} has a checkpoint already, which this Checkpointer does not list: '{path}'; "
+            "give overwrite=True to replace it, or call reload to have it listed",
+            step=info.step,
+            path=path,
+        ) from error
+
+
 def _tell_of(aside: Sequence[str], info: Info) -> None:
     for path in aside:
         warnings.warn(
@@ -123,6 +152,7 @@ class Saver:
     Attributes:
         on_committed: Called in the primary with each step that is committed, before anything is removed, and
             with whether the program has asked for an earlier version to be replaced.
+        on_told: Called in the other processes with each checkpoint that is committed, once they know.
     """
 
     def __init__(
@@ -138,6 +168,7 @@ class Saver:
         self._costs = costs
         self._reuse_unchanged = reuse_unchanged
         self.on_committed: Callable[[int, bool], None] = lambda _step, _overwrite: None
+        self.on_told: Callable[[Info], None] = lambda _info: None
 
     def save(self, request: Request, options: Options) -> None:
         """Saves, and returns when that is done."""
@@ -145,7 +176,8 @@ class Saver:
         info = self._described(request)
         aside: list[str] = []
         earlier = self._earlier(options)
-        with self._telling(info, options) as session:
+        overwrite = request.overwrite or self._collector.gives_way(request.step)
+        with self._telling(info, options) as session, _naming_step(info, overwrite=overwrite):
 
             def on_committed() -> None:
                 self._costs.record(SaveCost(time.monotonic() - begun, 0.0))
@@ -155,7 +187,7 @@ class Saver:
                 write(
                     info.path,
                     request.parts(),
-                    request.overwrite,
+                    overwrite,
                     request.custom_metadata,
                     begun_ns=request.begun_ns,
                     on_set_aside=aside.append,
@@ -169,12 +201,14 @@ class Saver:
         """Saves in the background; returns once the state may change."""
         begun = time.monotonic()
         unblocked: list[float] = []  # when that was
-        step, info, overwrite = request.step, self._described(request), request.overwrite
+        step, info, is_asked_for = request.step, self._described(request), request.overwrite
+        overwrite = is_asked_for or self._collector.gives_way(step)
         aside: list[str] = []
         earlier = self._earlier(options)
 
         # What goes on in the background must not hold the request, or the state could not be freed.
         with contextlib.ExitStack() as stack:
+            stack.enter_context(_naming_step(info, overwrite=overwrite))
             session = stack.enter_context(self._telling(info, options))
             until_told = contextlib.ExitStack()
 
@@ -182,7 +216,7 @@ class Saver:
                 now = time.monotonic()
                 blocking_s = (unblocked[0] if unblocked else now) - begun
                 self._costs.record(SaveCost(blocking_s, now - begun - blocking_s))
-                self._tell(info, session, options, overwrite=overwrite)
+                self._tell(info, session, options, overwrite=is_asked_for)
 
             def respond(what: str, work: Callable[[Progress], None]) -> StepResponse:
                 until_told.push(stack.pop_all())
@@ -270,6 +304,7 @@ class Saver:
                 relocated(from_json(entry), self._place.root) for entry in json.loads(decision)
             ]
             if not session.is_primary:
+                self.on_told(committed)
                 catalogue.commit(committed)
                 catalogue.drop(other.step for other in going)
             if session.is_primary or options.multiprocessing.primary_host is None:

@@ -1,4 +1,6 @@
-"""`waystation ls`: the checkpoints of a directory, and the saves and exports there that did not end."""
+"""`waystation ls`: the checkpoints of a directory, the saves and exports there that did not end, and
+directories of checkpoints in it, such as the runs in a bucket.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,17 @@ from waystation.checkpoint.paths import (
 from waystation.cli import formatting
 from waystation.cli.output import Output
 from waystation.errors import InvalidInput, PermissionDenied, WaystationError
+from waystation.layouts.native import names
 from waystation.layouts.native.read import array_count, open_checkpoint
+from waystation.layouts.orbax.names import is_temporary
 
 FOUND_DAMAGE = 1
+
+# Into so many directories it is looked whether they hold checkpoints, and there at so many, the last ones: in
+# a store each look is a request.
+_MOST_LOOKED_INTO = 100
+_LAST_LOOKED_AT = 3
+_MOST_NAMED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +47,26 @@ class Found:
         orbax: Paths of those in Orbax's layouts.
         closed: Paths of those that this process must not look into, each with the error of the system: they
             may be checkpoints, or not (`lost+found`).
+        others: Paths of those that are no checkpoints, and no remains of saves.
     """
 
     own: list[str]
     orbax: list[str]
     closed: list[tuple[str, PermissionDenied]]
+    others: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Directory:
+    """A directory beside the checkpoints.
+
+    Attributes:
+        path: Where it is.
+        holds_checkpoints: Whether the last ones in it are checkpoints; None if nobody has looked.
+    """
+
+    path: str
+    holds_checkpoints: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,32 +100,65 @@ def run(output: Output, directory: str) -> None:
     leftovers = find_leftovers(parent)
     found = checkpoints_in(parent)
     entries = _entries(output, found.own)
+    directories = _directories(parent, found.others)
     if output.as_json:
-        output.document(_document(parent, entries, found, leftovers))
+        output.document(_document(parent, entries, found, leftovers, directories))
     else:
-        _show(output, parent, entries, found, leftovers)
+        _show(output, parent, entries, found, leftovers, directories)
     if any(entry.is_damaged for entry in entries):
         raise typer.Exit(FOUND_DAMAGE)
 
 
 def checkpoints_in(parent: str) -> Found:
     """The checkpoints in a directory; those that end in numbers in the order of these."""
-    names = sorted(storage.directories(parent), key=natural_order)
-    paths = [os.path.join(parent, name) for name in names]
+    paths = [os.path.join(parent, name) for name in sorted(storage.directories(parent), key=natural_order)]
     layouts = list(zip(paths, storage.side_by_side(parent, _layout_of, paths), strict=True))
     return Found(
         [path for path, layout in layouts if layout == "native"],
         [path for path, layout in layouts if layout == "orbax"],
         [(path, layout) for path, layout in layouts if isinstance(layout, PermissionDenied)],
+        [path for path, layout in layouts if layout is None and not _is_hidden(os.path.basename(path))],
     )
+
+
+def _is_hidden(name: str) -> bool:
+    """Whether a name is that of what saves and readers have there for a while, or begins with a dot."""
+    is_attempt = storage.names.attempt_target(name) is not None or is_temporary(name)
+    return name.startswith(".") or is_attempt or names.is_aside(name) or names.is_passing(name)
+
+
+def _directories(parent: str, paths: list[str]) -> list[_Directory]:
+    """The directories beside the checkpoints, and which of them hold some."""
+    held = storage.side_by_side(parent, _holds_checkpoints, paths[:_MOST_LOOKED_INTO])
+    return [_Directory(path, holds) for path, holds in itertools.zip_longest(paths, held)]
+
+
+def _holds_checkpoints(directory: str) -> bool:
+    """Whether any of the last directories in a directory is a checkpoint."""
+    try:
+        inside = [name for name in storage.directories(directory) if not _is_hidden(name)]
+        last = sorted(inside, key=natural_order)[: -_LAST_LOOKED_AT - 1 : -1]
+        return any(_layout_of(os.path.join(directory, name)) in ("native", "orbax") for name in last)
+    except PermissionDenied:
+        return False
 
 
 def _layout_of(path: str) -> str | PermissionDenied | None:
     """The layout of a checkpoint, of one that has lost its record as well; or why it cannot be told."""
     try:
+        if storage.is_in_store(path):
+            return _layout_in_store(path)
         return layout_at(path) or ("native" if lost_record(path) else None)
     except PermissionDenied as error:
         return error
+
+
+def _layout_in_store(path: str) -> str | None:
+    """The same by one request, as there may be many; to ask for what is not there takes several."""
+    found = {entry.name for entry in storage.entries_or_none(path)}
+    if names.RECORD in found and storage.names.attempt_target(os.path.basename(path)) is None:
+        return "native"
+    return layout_at(path) if storage.names.COMMIT_OF_ORBAX in found else None
 
 
 def _entries(output: Output, paths: list[str]) -> list[_Entry]:
@@ -130,7 +188,11 @@ def _look_at(path: str) -> _Entry:
 
 
 def _document(
-    parent: str, entries: list[_Entry], found: Found, leftovers: list[FoundLeftover]
+    parent: str,
+    entries: list[_Entry],
+    found: Found,
+    leftovers: list[FoundLeftover],
+    directories: list[_Directory],
 ) -> dict[str, Any]:
     return {
         "directory": parent,
@@ -154,19 +216,28 @@ def _document(
             for path, error in found.closed
         ],
         "attempts": [attempt_document(leftover) for leftover in leftovers],
+        "directories": [
+            {"path": each.path, "holds_checkpoints": each.holds_checkpoints} for each in directories
+        ],
     }
 
 
 def _show(
-    output: Output, parent: str, entries: list[_Entry], found: Found, leftovers: list[FoundLeftover]
+    output: Output,
+    parent: str,
+    entries: list[_Entry],
+    found: Found,
+    leftovers: list[FoundLeftover],
+    directories: list[_Directory],
 ) -> None:
     if entries:
         _show_entries(output, entries)
     elif not found.orbax:
         output.line(f"no checkpoints in {parent}")
     if found.orbax:
-        names = ", ".join(os.path.basename(path) for path in found.orbax)
-        output.line(formatting.plain(f"in Orbax's layout, which can be loaded and exported: {names}"))
+        listed = ", ".join(os.path.basename(path) for path in found.orbax)
+        output.line(formatting.plain(f"in Orbax's layout, which can be loaded and exported: {listed}"))
+    _show_directories(output, directories, is_empty=not entries and not found.orbax)
     if found.closed:
         output.line()
         output.line("directories that this user cannot read; they may be checkpoints:", style="yellow")
@@ -176,6 +247,25 @@ def _show(
         output.line()
         output.line("saves and exports that did not end:", style="yellow")
         show_attempts(output, leftovers)
+
+
+def _show_directories(output: Output, directories: list[_Directory], *, is_empty: bool) -> None:
+    """Names directories that hold checkpoints; where nothing else is found, also others, by which one finds
+    one's way."""
+    runs = [each.path for each in directories if each.holds_checkpoints]
+    others = [each.path for each in directories if not each.holds_checkpoints]
+    if runs:
+        if not is_empty:
+            output.line()
+        output.line(f"directories that hold checkpoints: {_named(runs)}")
+    elif others and is_empty:
+        output.line(f"directories there: {_named(others)}")
+
+
+def _named(paths: list[str]) -> str:
+    more = len(paths) - _MOST_NAMED
+    listed = ", ".join(os.path.basename(path) for path in paths[:_MOST_NAMED])
+    return formatting.plain(listed + (f" and {more} more" if more > 0 else ""))
 
 
 def _show_entries(output: Output, entries: list[_Entry]) -> None:

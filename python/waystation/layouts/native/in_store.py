@@ -29,6 +29,7 @@ from waystation._errors import (
     CheckpointableNotFound,
     Conflict,
     Corrupt,
+    DiskFull,
     NotFound,
     PermissionDenied,
     Unavailable,
@@ -169,7 +170,7 @@ class StoreAttempt:
                 path=self.target,
             ) from error
         except BaseException as error:
-            self._is_refused = isinstance(error, PermissionDenied)
+            self._is_refused = isinstance(error, PermissionDenied | DiskFull)
             error.add_note(f"whether this was saved to '{self.target}' is not known; load it to find out")
             raise
         if self._lease.may_have_run_out:
