@@ -113,7 +113,7 @@ def train_until_killed(place: Place, root: Path, agent: Path, framework: str) ->
         step = -1 if latest is None else latest.step
         while True:
             step += 1
-            checkpointer.save_async(step, state_of(framework, step))
+            checkpointer.save(step, state_of(framework, step))
             place.report(step)
             place.receive()
 
@@ -122,7 +122,7 @@ def die_within_a_save(place: Place, root: Path, agent: Path, steps: int) -> None
     """Saves some steps; of the last one, a part cannot be read, so that the copy does not end."""
     with checkpointer_of(root, agent) as checkpointer:
         for step in range(steps):
-            checkpointer.save_async(step, state_of("numpy", step))
+            checkpointer.save(step, state_of("numpy", step))
         checkpointer.wait()
         held = HeldMemory(1 << 20)
         place.report("saving")
@@ -135,7 +135,7 @@ def save_and_die(place: Place, root: Path, agent: Path, framework: str, steps: i
     """Saves some steps, and is killed by itself once all are whole."""
     with checkpointer_of(root, agent) as checkpointer:
         for step in range(steps):
-            checkpointer.save_async(step, state_of(framework, step))
+            checkpointer.save(step, state_of(framework, step))
         checkpointer.wait()
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -183,7 +183,7 @@ def save_sharded(
     join(place, 2)
     with checkpointer_of(root, agent, on_disk_every=on_disk_every) as checkpointer:
         for step in range(steps):
-            checkpointer.save_async(step, sharded_state(step, divided=True))
+            checkpointer.save(step, sharded_state(step, divided=True))
         checkpointer.wait()
         found = [info.step for info in checkpointer.checkpoints if info.tiers == ("memory",)]
     if place.count > 1:
