@@ -121,15 +121,16 @@ def _to_memory(request: Request) -> Iterator[tuple[Save, Wait]]:
     assert request.agent is not None, "memory needs an agent"
     checkpointer = checkpointer_of(request.path, request.agent[0])
     with checkpointer:
-        yield lambda step, state: _saved(checkpointer.save_async(step, state)), checkpointer.wait
+        # Each save is kept, as on the disk: `save_async` would leave out those that come too fast.
+        yield lambda step, state: _saved(in_directory=checkpointer.save(step, state)), checkpointer.wait
         statistics = checkpointer.tier_statistics
         wanted = 1 + (request.iterations // request.every if request.every else 0)
         if statistics is None or statistics.saves != wanted:
             raise RuntimeError(f"memory has not taken {wanted} saves: {statistics}")
 
 
-def _saved(response: object) -> None:
-    assert response is None, "nothing goes to the directory"
+def _saved(*, in_directory: bool) -> None:
+    assert not in_directory, "nothing goes to the directory"
 
 
 def nbytes_of(state: Any) -> int:

@@ -360,7 +360,7 @@ class _Watched:
 _WATCHED_COUNTERS = {
     "memory_saves_total": "Versions saved to memory.",
     "memory_failures_total": "Saves to memory that failed.",
-    "memory_skipped_total": "Saves to memory left out after failures.",
+    "memory_skipped_total": "Steps that were not saved to memory, so that training need not wait.",
     "memory_saved_bytes_total": "Bytes put into memory.",
     "memory_blocked_seconds_total": "Time for which saves to memory kept the program.",
     "memory_loads_total": "States loaded from memory.",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from tests.support.programs import Place
 from tests.training import sequences
 
 from waystation import _native
-from waystation.memory import MemoryTier, MemoryTierWarning
+from waystation.memory import MemoryTier, MemoryTierWarning, hosts
+from waystation.memory import agent as agent_of_host
 from waystation.training import Checkpointer
 from waystation.training.save_decision_policies import FixedIntervalPolicy, SpecificStepsPolicy
 
@@ -26,6 +29,16 @@ def checkpointer_of(root: Path, agent: Path, *, on_disk_every: int | None = None
     """Keeps every step in memory, and some in the directory."""
     policy = NEVER if on_disk_every is None else FixedIntervalPolicy(on_disk_every)
     return Checkpointer(root, save_decision_policy=policy, memory=MemoryTier(directory=agent))
+
+
+PATIENCE_S = 60.0
+
+
+def wait_for_agents_long(put: Callable[[Any, str, float], object], seconds: float = PATIENCE_S) -> None:
+    """Has all that waits for agents do so for as long, whatever it would rather go on without."""
+    for module in (agent_of_host, hosts):
+        put(module, "PATIENCE_S", seconds)
+    put(hosts, "COMMIT_S", seconds)
 
 
 def damage(agent: Agent, step: int, *, within: str = "data") -> None:
@@ -113,7 +126,7 @@ def train_until_killed(place: Place, root: Path, agent: Path, framework: str) ->
         step = -1 if latest is None else latest.step
         while True:
             step += 1
-            checkpointer.save_async(step, state_of(framework, step))
+            checkpointer.save(step, state_of(framework, step))
             place.report(step)
             place.receive()
 
@@ -122,7 +135,7 @@ def die_within_a_save(place: Place, root: Path, agent: Path, steps: int) -> None
     """Saves some steps; of the last one, a part cannot be read, so that the copy does not end."""
     with checkpointer_of(root, agent) as checkpointer:
         for step in range(steps):
-            checkpointer.save_async(step, state_of("numpy", step))
+            checkpointer.save(step, state_of("numpy", step))
         checkpointer.wait()
         held = HeldMemory(1 << 20)
         place.report("saving")
@@ -135,7 +148,7 @@ def save_and_die(place: Place, root: Path, agent: Path, framework: str, steps: i
     """Saves some steps, and is killed by itself once all are whole."""
     with checkpointer_of(root, agent) as checkpointer:
         for step in range(steps):
-            checkpointer.save_async(step, state_of(framework, step))
+            checkpointer.save(step, state_of(framework, step))
         checkpointer.wait()
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -183,7 +196,7 @@ def save_sharded(
     join(place, 2)
     with checkpointer_of(root, agent, on_disk_every=on_disk_every) as checkpointer:
         for step in range(steps):
-            checkpointer.save_async(step, sharded_state(step, divided=True))
+            checkpointer.save(step, sharded_state(step, divided=True))
         checkpointer.wait()
         found = [info.step for info in checkpointer.checkpoints if info.tiers == ("memory",)]
     if place.count > 1:
@@ -196,6 +209,43 @@ def save_sharded_on_hosts(
 ) -> list[int]:
     """The same, each process on a host of its own."""
     return save_sharded(place, root, agents[place.index], steps, on_disk_every)
+
+
+STEPS_BESIDE_STOPPED_AGENTS = 8
+
+
+def save_beside_agents_that_stop(place: Place, root: Path, agents: list[Path]) -> dict[str, Any]:
+    """Saves in the background while an agent is stopped, and then until a step is kept again."""
+    join(place, 2)
+    wait_for_agents_long(setattr)
+    with checkpointer_of(root, agents[place.index]) as checkpointer:
+
+        def counts() -> dict[str, Any]:
+            statistics = checkpointer.tier_statistics
+            assert statistics is not None
+            names = "saves", "skipped", "failures", "last_saved_step"
+            return {name: getattr(statistics, name) for name in names}
+
+        def save(step: int) -> None:
+            begun = time.monotonic()
+            checkpointer.save_async(step, sharded_state(step, divided=True))
+            assert time.monotonic() - begun < PATIENCE_S / 2
+
+        save(1)
+        checkpointer.wait()
+        place.report("begun")
+        place.receive()
+        for step in range(2, STEPS_BESIDE_STOPPED_AGENTS + 1):
+            save(step)
+        place.report(counts())
+        place.receive()
+        checkpointer.wait()
+        for step in range(STEPS_BESIDE_STOPPED_AGENTS + 1, STEPS_BESIDE_STOPPED_AGENTS + 5):
+            save(step)
+            checkpointer.wait()
+        found = counts()
+    place.disconnect()
+    return found
 
 
 def load_sharded(place: Place, root: Path, agent: Path) -> dict[str, Any]:

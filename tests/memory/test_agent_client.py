@@ -132,6 +132,24 @@ def test_a_cancelled_save_gives_its_slot_back(client: _native.AgentClient) -> No
     assert states(client) == ["free"] * 4
 
 
+def test_slots_that_nobody_waited_for_are_taken_back(agent: Agent, client: _native.AgentClient) -> None:
+    """A process that gives up waiting for an agent that is stopped does not hear which slot that gives it."""
+    save(client, 10)
+    client.commit(EPOCH, 10)
+    for step in (20, 30, 40):
+        agent.signal(signal.SIGSTOP)
+        job = start_save(client, step, arrays_of(step))
+        assert not job.wait(0.2)
+        job.cancel()
+        with pytest.raises(errors.Cancelled):
+            job.result()
+        agent.signal(signal.SIGCONT)
+    save(client, 50)
+    client.commit(EPOCH, 50)
+    for step in (10, 50):
+        assert_equal(load(client, step), arrays_of(step))
+
+
 @needs_held_memory
 @pytest.mark.parametrize("agent_dies_too", [False, True])
 def test_a_trainer_that_is_killed_while_it_fills_a_slot(

@@ -57,7 +57,7 @@ def save_steps(root: Path, agent: Agent, steps: range, *, on_disk_every: int | N
 def test_what_is_saved_at_each_step_comes_back_to_the_bit(agent: Agent, root: Path, framework: str) -> None:
     with checkpointer_of(root, agent.directory) as checkpointer:
         for step in range(5):
-            assert checkpointer.save_async(step, state_of(framework, step)) is None  # not to the directory
+            assert not checkpointer.save(step, state_of(framework, step)), "it is not in the directory"
         checkpointer.wait()
         assert listed(checkpointer) == [(2, ("memory",)), (3, ("memory",)), (4, ("memory",))]
     with checkpointer_of(root, agent.directory) as again:
@@ -113,8 +113,9 @@ def test_the_state_may_change_once_the_call_returns(agent: Agent, root: Path) ->
     state = {"values": np.zeros(1 << 19, np.int32)}
     with checkpointer_of(root, agent.directory) as checkpointer:
         for step in range(1, 4):
+            checkpointer.wait()
             state["values"][:] = step
-            checkpointer.save_async(step, state)
+            assert checkpointer.save_async(step, state) is None, "it is not in the directory"
             state["values"][:] = -1
         for step in (2, 3):
             assert (checkpointer.load(step)["values"] == step).all()
@@ -230,7 +231,7 @@ def test_an_agent_does_without_renames_that_a_sandbox_refuses(code: str, root: P
 def test_an_agent_may_be_replaced_at_any_time(agent: Agent, root: Path) -> None:
     with checkpointer_of(root, agent.directory) as checkpointer:
         for step in range(6):
-            checkpointer.save_async(step, state_of("numpy", step))
+            checkpointer.save(step, state_of("numpy", step))
             if step % 2:
                 agent.kill()
                 agent.start()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from waystation.memory.open_tier import RAREST, Pause
 from waystation.memory.records import MOST_DELETED, RESTORES_FILE, Restores
+from waystation.memory.turns import RAREST, Pause
 from waystation.memory.versions import Version
 
 NEW, OLD = Version(3, 20), Version(3, 10)

@@ -272,7 +272,11 @@ def main(
         while step < steps:
             trainer.step(batches.next())
             step = batches.position
-            checkpointer.save_checkpointables_async(step, {"state": trainer.state(), "data": batches.state()})
+            whole = {"state": trainer.state(), "data": batches.state()}
+            if step == at:  # memory is not to leave out what is gone on from
+                checkpointer.save_checkpointables(step, whole)
+            else:
+                checkpointer.save_checkpointables_async(step, whole)
             log.write(f"step {step} {digest(trainer, batches)}\n")
             if step == at and not killed.exists():
                 checkpointer.wait()

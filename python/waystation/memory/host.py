@@ -17,7 +17,6 @@ from waystation._errors import Fenced, NotFound, WaystationError
 from waystation.coordination import Session
 from waystation.memory.agent import OwnAgent
 from waystation.memory.opened import HeldShard, ShardSource
-from waystation.memory.version_store import OpenSession
 from waystation.memory.versions import Stock, Version, Whole, is_listed, take_stock
 
 
@@ -81,16 +80,23 @@ class OneHostStore:
         """See `VersionStore`. Nothing is brought."""
         return 0.0
 
-    def before_save(self, open_session: OpenSession, *, goes_back: bool) -> None:
+    def before_save(self, session: Session, *, goes_back: bool, waits: bool) -> bool:
+        """See `VersionStore`. The agent is not asked for each save, since it grants the slot."""
+        if goes_back:
+            self._raise_epoch(session, self._newest_epoch(session) + 1)
+        return True
+
+    def ask(self, session: Session) -> None:
         """See `VersionStore`."""
-        if not goes_back:
-            return
-        with open_session("go back in the memory tier") as session:
-            known = session.round(
-                lambda: str(self.saver.status()["epoch"]).encode(),
-                lambda parts: str(max(map(int, parts))).encode(),
-            )
-            self._raise_epoch(session, int(known) + 1)
+        self._newest_epoch(session)
+
+    def _newest_epoch(self, session: Session) -> int:
+        """The newest epoch that agents know."""
+
+        def decide(parts: Sequence[bytes]) -> bytes:
+            return str(max(map(int, parts))).encode()
+
+        return int(session.round(lambda: str(self.saver.status()["epoch"]).encode(), decide))
 
     def _raise_epoch(self, session: Session, epoch: int) -> None:
         def begin() -> bytes:
@@ -104,7 +110,7 @@ class OneHostStore:
         session.round(begin, lambda _: b"")
         self.epoch = epoch
 
-    def confirm(self, session: Session, version: Version, shard_bytes: int) -> None:
+    def confirm(self, session: Session, version: Version, shard_bytes: int, *, is_awaited: bool) -> None:
         """Nothing more happens to it."""
 
     def offered(self, session: Session) -> list[Whole]:

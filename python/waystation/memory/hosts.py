@@ -28,7 +28,6 @@ from waystation.coordination import Session
 from waystation.memory.agent import PATIENCE_S, OwnAgent, check_room
 from waystation.memory.exposition import samples_of
 from waystation.memory.opened import ShardSource
-from waystation.memory.version_store import OpenSession
 from waystation.memory.versions import Version, Whole, offers
 
 # How long a save waits for the agents to be of one mind before it is left out.
@@ -166,12 +165,17 @@ class ManyHostsStore:
 
     # ---- saving --------------------------------------------------------------------------------
 
-    def before_save(self, open_session: OpenSession, *, goes_back: bool) -> None:
+    def before_save(self, session: Session, *, goes_back: bool, waits: bool) -> bool:
         """See `VersionStore`."""
-        with open_session("agree on the epoch of a save to memory") as session:
-            if goes_back:
-                self._go_back(session)
-            self.epoch = self._agreed_epoch(session)
+        if goes_back:
+            self._go_back(session)
+        epoch = self._agreed_epoch(session, waits=waits)
+        self.epoch = epoch or self.epoch
+        return epoch != 0
+
+    def ask(self, session: Session) -> None:
+        """See `VersionStore`."""
+        self.before_save(session, goes_back=False, waits=True)
 
     def _go_back(self, session: Session) -> None:
         """Begins anew, as another start of the program would: what it saves from now on replaces later
@@ -181,7 +185,8 @@ class ManyHostsStore:
             self.program, self._first_epoch = int(program), None
         self._recover(session, min(self._agent.deadline_s, PATIENCE_S))
 
-    def _agreed_epoch(self, session: Session) -> int:
+    def _agreed_epoch(self, session: Session, *, waits: bool) -> int:
+        """The epoch in which all agents take versions; 0 if there is none now and that is not waited for."""
         until = time.monotonic() + AGREEMENT_S
 
         def work() -> bytes:
@@ -193,6 +198,8 @@ class ManyHostsStore:
             epochs = {int(part) for part in parts}
             if len(epochs) == 1 and epochs != {0}:
                 return parts[0]
+            if not waits:
+                return b"0"
             if time.monotonic() >= until:
                 raise Unavailable(
                     "the agents of the hosts are recovering, and take no versions yet; this save is left out"
@@ -203,16 +210,22 @@ class ManyHostsStore:
             time.sleep(_PAUSES_S[0])
         return int(agreed)
 
-    def confirm(self, session: Session, version: Version, shard_bytes: int) -> None:
-        """Waits until it is committed: every shard has its copies on other hosts, verified there."""
+    def confirm(self, session: Session, version: Version, shard_bytes: int, *, is_awaited: bool) -> None:
+        """Waits until it is committed: every shard has its copies on other hosts, verified there. That does
+        not happen any more once agents have gone on to another epoch."""
         timeout_s = COMMIT_S + shard_bytes / COPIED_BYTES_PER_S
+        if not is_awaited:
+            timeout_s = max(timeout_s, self._agent.deadline_s)
 
         def is_known(standing: dict[str, Any]) -> bool:
             return (version.epoch, version.step) in map(tuple, standing["commits"])
 
+        def is_decided(standing: dict[str, Any]) -> bool:
+            return is_known(standing) or (_is_training(standing) and standing["epoch"] > version.epoch)
+
         def work() -> bytes:
             try:
-                return b"yes" if is_known(self._awaited(self.saver, is_known, timeout_s)) else b""
+                return b"yes" if is_known(self._awaited(self.saver, is_decided, timeout_s)) else b""
             except Fenced:
                 raise
             except WaystationError:
@@ -222,7 +235,8 @@ class ManyHostsStore:
             if not any(parts):
                 raise Unavailable(
                     f"step {version.step} is sealed on all hosts, but has not got its copies on others "
-                    f"within {timeout_s:.0f} s; is an agent lost, or the network too slow for the saves?"
+                    f"within {timeout_s:.0f} s, or before agents recovered; is an agent lost, or the network "
+                    "too slow for the saves?"
                 )
             return b""
 

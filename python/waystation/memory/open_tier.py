@@ -3,9 +3,17 @@
 What can go wrong in a save, in a load, or with the agent is a `MemoryTierWarning`, told once until it works
 again, and a number in the statistics; it is never raised into the program. Two things are raised, when the
 tier is opened: that the agent has too few slots, and that the program would begin from nothing although
-memory once had committed steps. Invariants: all processes take the
-same steps, for all of them decide by what a round has told; a step that is not newer than the last one is
-saved in a new epoch; a version is listed only once it is whole, and not any more once it may be overwritten.
+memory once had committed steps.
+
+One thing at a time runs in the background, the *flight*: the end of a save, or what makes the tier ready for
+the next one (it is opened, goes back to an earlier step, or asks agents that have failed). A save that does
+not wait leaves its step out while there is a flight. It has the tier made ready in the background only, and
+gives agents `AGENTS_S` to take the state: it waits for no more than that, its own copy, and the other
+processes.
+
+Invariants: all processes take the same steps, for all of them decide by what a round has told; a step that is
+not newer than the last one is saved in a new epoch; a version is listed only once it is whole, and not any
+more once it may be overwritten.
 """
 
 from __future__ import annotations
@@ -50,6 +58,7 @@ from waystation.memory.loading import VersionLoading
 from waystation.memory.records import CommittedRecord, Restores
 from waystation.memory.recovering import Recovering
 from waystation.memory.saving import AgentSlots, saving_options
+from waystation.memory.turns import Pause, Turn
 from waystation.memory.version_store import VersionStore
 from waystation.memory.versions import Version, Whole, candidates
 from waystation.training.logger import Logger
@@ -68,9 +77,36 @@ from waystation.transfers.handle import AsyncResponse, Progress
 T = TypeVar("T")
 
 TIER = "memory"
+AGENTS_S = 0.5
+"""How long agents may keep a save from copying that does not wait for them."""
+_LOOK_EVERY_S = 0.05  # at whether they do
+_SKIPS_TOLD_EVERY_S = 60.0
+_LEFT_OUT = {
+    Turn.PAUSE: "saves before it have failed",
+    Turn.BUSY: "what was begun before has not ended",
+    Turn.OPEN: "the tier is opened first",
+    Turn.GO_BACK: "the tier goes back to it first",
+    Turn.ASK: "agents that have failed are asked first",
+}
+
 # What a load raises that no other version or tier would mend.
 _OF_THE_CALL = (InvalidInput, Unsupported, Cancelled)
 _ABOVE = 6  # frames of this package between a warning and the program's own call
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """What runs in the background.
+
+    Attributes:
+        step: The step of the call that has begun it.
+        response: Its result.
+        is_save: Whether it saves that step, and does not only make the tier ready.
+    """
+
+    step: int
+    response: AsyncResponse[None]
+    is_save: bool
 
 
 class OpenMemoryTier:
@@ -102,8 +138,10 @@ class OpenMemoryTier:
         self._known = threading.Lock()  # of what the thread of a save changes
         self._statistics = TierStatistics()
         self._whole: list[Whole] = []  # the newest first
-        self._flight: tuple[int, AsyncResponse[None]] | None = None
+        self._flight: Flight | None = None
         self._pause = Pause()
+        self._is_ready = False  # whether agents have answered since they last failed
+        self._untold_skips, self._skips_told_s = 0, -_SKIPS_TOLD_EVERY_S
         self._recovering = Recovering()
         self._is_primary = self._was_warned = self.is_closed = False
         self._loaded: set[Version] = set()  # of earlier programs, since the last save
@@ -186,19 +224,22 @@ class OpenMemoryTier:
         )
 
     def _open(self, options: Options, *, is_waited_for: bool) -> VersionStore:
-        self._recovering.begins()
         with self._session("open the memory tier", options) as session:
-            self._is_primary = session.is_primary
-            store, offered = self._beginning.begin(session, is_waited_for=is_waited_for)
-            whole = self._disk.loadable(offered, session)
-            deleted = [[version.epoch, version.step] for version in self._restores.deleted()]
-            deleted = json.loads(session.broadcast(lambda: json.dumps(deleted).encode()))
-            self._note_doubts(store, session)
+            return self._open_in(session, is_waited_for=is_waited_for)
+
+    def _open_in(self, session: Session, *, is_waited_for: bool) -> VersionStore:
+        self._recovering.begins()
+        self._is_primary = session.is_primary
+        store, offered = self._beginning.begin(session, is_waited_for=is_waited_for)
+        whole = self._disk.loadable(offered, session)
+        deleted = [[version.epoch, version.step] for version in self._restores.deleted()]
+        deleted = json.loads(session.broadcast(lambda: json.dumps(deleted).encode()))
+        self._note_doubts(store, session)
         self._dropped.update(Version(*version) for version in deleted)
         with self._known:
             self._whole = [entry for entry in whole if entry.version not in self._dropped]
         self._last_step = None
-        self._store = store
+        self._store, self._is_ready = store, True
         self._recovering.is_prepared(store.transfer_s())
         return store
 
@@ -258,14 +299,15 @@ class OpenMemoryTier:
             step, Path(self._directory), metadata=None, init_timestamp_nsecs=time.time_ns()
         )
         context = DecisionContext(
-            is_saving_in_progress=False,  # a save waits for the one before, which is short
+            is_saving_in_progress=False,  # a save waits for the one before, or counts as skipped
             reached_preemption=False,
             multiprocessing_options=options.multiprocessing,
         )
         return bool(self._policy.should_save(present, self.checkpoints(), context=context))
 
-    def save(self, request: Request, options: Options, *, force: bool) -> None:
-        """Saves a step, if its policy says so; returns once the program may change its state."""
+    def save(self, request: Request, options: Options, *, force: bool, waits: bool) -> None:
+        """Saves a step, if its policy says so; returns once the program may change its state. Unless it
+        `waits`, the step is left out where it would have to."""
         if (recovery := self._recovering.steps(is_primary=self._is_primary)) is not None:
             with self._known:
                 self._statistics = dataclasses.replace(self._statistics, recovery=recovery)
@@ -273,27 +315,88 @@ class OpenMemoryTier:
             return
         begun = time.monotonic()
         with self._calls:
-            self._hear_of_last()
-            if self._pause.leaves_out():
-                self._count(skipped=1)
-                return
+            self._hear_of_last(waits=waits)
             with self._degrading("save", request.step):
-                self._save(request, saving_options(options, self._deadline_s))
+                self._take_turn(request, saving_options(options, self._deadline_s), waits=waits)
         self._count(blocked_s=time.monotonic() - begun)
 
-    def _save(self, request: Request, options: Options) -> None:
-        store = self._store or self._open(options, is_waited_for=False)
-        goes_back = self._last_step is not None and request.step <= self._last_step
-        store.before_save(lambda what: self._session(what, options), goes_back=goes_back)
-        self._last_step = request.step
+    def _take_turn(self, request: Request, options: Options, *, waits: bool) -> None:
+        """Saves, or does what all processes have to do before they can."""
+        own = self._own_turn(request.step, waits=waits)
+        with self._session(f"see whether memory can take step {request.step}", options) as session:
+            turn = own.agreed(session)
+            if waits and not turn.leaves_out:
+                self._make_ready(turn, session)
+        if turn is Turn.SAVE or (waits and not turn.leaves_out):
+            self._save(request, options, waits=waits)
+            return
+        self._leave_out(request.step, _LEFT_OUT[turn])
+        if not turn.leaves_out:
+            self._make_ready_in_background(turn, request.step, options)
+
+    def _own_turn(self, step: int, *, waits: bool) -> Turn:
+        """What this process would have to do."""
+        is_paused = self._pause.leaves_out() and not self._is_ready
+        if self._flight is not None:
+            return Turn.BUSY
+        if is_paused:
+            return Turn.PAUSE
+        if self._store is None:
+            return Turn.OPEN
+        if self._last_step is not None and step <= self._last_step:
+            return Turn.GO_BACK
+        return Turn.SAVE if waits or self._is_ready else Turn.ASK
+
+    def _make_ready(self, turn: Turn, session: Session) -> None:
+        """Does what has to be done before a save, and waits for agents."""
+        store = self._open_in(session, is_waited_for=False) if turn is Turn.OPEN else self._store
+        assert store is not None, "all processes have agreed that they have one"
+        if turn is Turn.ASK:
+            store.ask(session)
+        else:
+            store.before_save(session, goes_back=turn is Turn.GO_BACK, waits=True)
+        if turn is Turn.GO_BACK:
+            self._last_step = None
         if self._uncommitted is not None and store.commit(self._uncommitted):
             self._uncommitted = None
+        self._is_ready = True
+
+    def _make_ready_in_background(self, turn: Turn, step: int, options: Options) -> None:
+        """Does the same for the next save, of which this call does not wait for any part."""
+        what = f"making the memory tier ready after step {step}"
+        session = open_session(what, options)
+
+        def work(_: Progress) -> None:
+            try:
+                self._make_ready(turn, session)
+            finally:
+                session.close()
+
+        try:
+            response = AsyncResponse(what, work)
+        except BaseException:
+            session.close()
+            raise
+        self._flight = Flight(step, response, is_save=False)
+
+    def _leave_out(self, step: int, why: str) -> None:
+        """Counts a step that memory does not get, and tells of such steps now and then."""
+        self._count(skipped=1)
+        self._untold_skips += 1
+        now_s = time.monotonic()
+        if now_s - self._skips_told_s >= _SKIPS_TOLD_EVERY_S:
+            self._log("memory_skipped", step, None, skipped=self._untold_skips, reason=why)
+            self._untold_skips, self._skips_told_s = 0, now_s
+
+    def _save(self, request: Request, options: Options, *, waits: bool) -> None:
+        store = self._store
+        assert store is not None, "the tier is ready"
+        self._last_step = request.step
         self._forget_freed(store, store.kept_while_saving)
-        version = Version(store.epoch, request.step)
         layout = CutStates()
-        slots = AgentSlots(store, version, layout)
+        slots = AgentSlots(store, request.step, layout, waits=waits)
         saving = Saving(
-            f"step {version.step} in memory (epoch {version.epoch})",
+            f"step {request.step} in memory",
             options,
             layout,
             slots,
@@ -304,10 +407,10 @@ class OpenMemoryTier:
         with saving.closed_on_error():
             saving.begin(parts, request.custom_metadata)
             saving.prepare(parts)
-        self._finish_in_background(saving, slots, store, version)
+        self._finish_in_background(saving, slots, store, request.step, waits=waits)
 
     def _finish_in_background(
-        self, saving: Saving, slots: AgentSlots, store: VersionStore, version: Version
+        self, saving: Saving, slots: AgentSlots, store: VersionStore, step: int, *, waits: bool
     ) -> None:
         """Has the rest of a save done; returns once the program may change its state."""
         is_copied = threading.Event()
@@ -316,15 +419,25 @@ class OpenMemoryTier:
             try:
                 with saving:
                     saving.finish(progress, is_copied.set)
+            except Unavailable:
+                is_copied.set()
+                if self._has_older:
+                    self._make_room()
+                raise
             finally:
                 is_copied.set()
-            self._has_saved(store, Whole(version, saving.process_count), slots.saved_bytes)
+            assert slots.version is not None, "it is sealed"
+            self._has_saved(store, Whole(slots.version, saving.process_count), slots.saved_bytes)
 
         with saving.closed_on_error():
             response = AsyncResponse(f"saving {saving.target}", work)
-        self._flight = version.step, response
+        self._flight = Flight(step, response, is_save=True)
         try:
-            is_copied.wait()
+            while not is_copied.wait(None if waits else _LOOK_EVERY_S):
+                if slots.awaits_agents_s() >= AGENTS_S:
+                    response.cancel()
+                    if slots.leave():
+                        return
         except BaseException:  # Ctrl-C: the program may change what is still read
             response.cancel()
             raise
@@ -359,15 +472,25 @@ class OpenMemoryTier:
             self._whole = sorted([*newest, *older][:most], reverse=True)
             return list(self._whole)
 
-    def _hear_of_last(self) -> None:
-        """Waits for the end of the last save, and takes notice of how that was."""
+    def _hear_of_last(self, *, waits: bool = True) -> None:
+        """Takes notice of how what runs in the background has ended, and waits for that if it is to."""
         if self._flight is None:
             return
-        (step, response), self._flight = self._flight, None
-        with self._degrading("save", step):
-            response.result()
-            self._pause.succeeded()
-            self._was_warned = False
+        flight, self._flight = self._flight, None
+        with self._degrading("save", flight.step):
+            if not (waits or flight.response.done()):
+                self._flight = flight
+                return
+            try:
+                flight.response.result()
+            except Cancelled as error:  # in some process, which could not wait for its agent
+                self._is_ready = False
+                self._leave_out(flight.step, error.message)
+                return
+            if flight.is_save:
+                self._pause.succeeded()
+                self._was_warned = False
+                self._is_ready = self._uncommitted is None
 
     # ---- loading -------------------------------------------------------------------------------
 
@@ -501,9 +624,8 @@ class OpenMemoryTier:
         kind = error.kind if isinstance(error, WaystationError) else type(error).__name__
         if what == "save":
             self._pause.failed()
+            self._is_ready = False
             self._count(failures=1)
-            if isinstance(error, Unavailable) and self._has_older:
-                self._make_room()
         with self._known:
             self._statistics = dataclasses.replace(self._statistics, last_failure=f"{kind}: {error}")
         self._log("memory_failure", step, None, f"{kind}: {error}")
@@ -526,7 +648,7 @@ class OpenMemoryTier:
                 entry.version for entry in self._whole if on_disk is None or entry.version.step > on_disk
             ]
         if self._store is not None:
-            kept = needed[: self._store.kept_while_saving if self._pause.failures <= 1 else 1]
+            kept = needed[: self._store.kept_while_saving if self._pause.failures == 0 else 1]
             self._store.retire_before(kept[-1] if kept else Version(self._store.epoch, 0))
 
     def _count(self, *, failures: int = 0, skipped: int = 0, loads: int = 0, blocked_s: float = 0.0) -> None:
@@ -539,13 +661,15 @@ class OpenMemoryTier:
                 blocked_s=self._statistics.blocked_s + blocked_s,
             )
 
-    def _log(self, event: str, step: int | None, begun: float | None, failure: str | None = None) -> None:
+    def _log(
+        self, event: str, step: int | None, begun: float | None, failure: str | None = None, **more: object
+    ) -> None:
         entry: dict[str, Any] = {"event_type": event, "step": step, "directory": self._place.root}
         if begun is not None:
             entry["blocking_s"] = time.monotonic() - begun
         if failure is not None:
             entry["failure"] = failure
-        self._logger.log_entry(entry)
+        self._logger.log_entry(entry | more)
 
 
 class Degrading(AbstractContextManager[None, bool]):
@@ -572,39 +696,6 @@ class Degrading(AbstractContextManager[None, bool]):
             return False
         self._on_failure(error)
         return True
-
-
-RAREST = 64
-"""At least one save of so many is tried."""
-
-
-@dataclass(slots=True)
-class Pause:
-    """Which saves are left out after failures: after each in a row, half as many are tried.
-
-    It counts saves, not seconds, so that all processes of a program leave out the same ones. Every save that
-    a process with more failures tries is also tried by those with fewer. Otherwise the attempts of a process
-    whose agent has failed once more could miss those of the others for ever, and no version would be whole.
-
-    Attributes:
-        failures: How many saves have failed since the last that did not.
-    """
-
-    failures: int = 0
-    _due: int = 0
-
-    def leaves_out(self) -> bool:
-        """Whether the save that is due now is one of them."""
-        self._due += 1
-        return self._due % min(1 << max(self.failures - 1, 0), RAREST) != 0
-
-    def failed(self) -> None:
-        """A save has failed."""
-        self.failures += 1
-
-    def succeeded(self) -> None:
-        """A save has not."""
-        self.failures = 0
 
 
 class DiskFallback:

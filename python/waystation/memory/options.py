@@ -32,11 +32,11 @@ class MemoryTier:
         directory: The directory of the agent's store. None takes it from the environment variable
             `WAYSTATION_AGENT_DIRECTORY`, which `waystation launch --agent` sets.
         save_decision_policy: Which steps to save to memory, independent of the directory; by default every
-            step.
+            step. `save_async` leaves out those that come before memory has kept the one before.
         run: The id that the agent's store must have (32 hexadecimal digits), so that the memory of another
             program is not used by mistake. None accepts any.
         deadline_s: How long a save or load waits for the agent, and for other processes, before it continues
-            without memory.
+            without memory. `save_async` does that in the background.
         start_from_nothing: Whether a program may start without a checkpoint although memory once had
             committed steps of the sequence. Otherwise `Checkpointer(…)` raises `errors.CommittedStepsLost`.
     """

@@ -6,14 +6,19 @@ refuses its state; there is no agent, or no slot to be had; a process fails or i
 slot is freed, and the others give up what they have sealed. From the end of the last round on every shard is
 sealed and everybody knows it, so the version is whole, whether or not its commit still reaches an agent;
 agents of several hosts then bring copies to each other, which is waited for.
+
+The program waits until its state has been copied. If it does not want to wait for agents as well, it leaves a
+save of which nothing has been read yet (`AgentSlots.leave`), and that save fails in all processes.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Collection
 
-from waystation import storage
-from waystation._errors import Unavailable
+from waystation import _native, storage
+from waystation._errors import Cancelled, Unavailable
 from waystation._options import Options, StorageOptions
 from waystation.checkpoint.native_saving import CutStates
 from waystation.checkpoint.saving import Save, undone_on_error
@@ -31,19 +36,46 @@ class AgentSlots:
 
     Args:
         store: Who keeps the version.
-        version: The version.
+        step: The step.
         layout: The states, once they are cut.
+        waits: Whether the program waits for agents, which have then agreed on the epoch already. Otherwise
+            they are asked for it in the background, and the save fails with Cancelled if they do not agree at
+            once.
 
     Attributes:
+        version: The version; None until its epoch is agreed upon.
         saved_bytes: How many bytes this process has put into its slot.
     """
 
-    def __init__(self, store: VersionStore, version: Version, layout: CutStates) -> None:
+    def __init__(self, store: VersionStore, step: int, layout: CutStates, *, waits: bool) -> None:
         self._store = store
-        self._version = version
+        self._step = step
         self._layout = layout
+        self._waits = waits
         self._scratch = ScratchDirectory()  # in which handlers of this process put their files
+        self.version: Version | None = Version(store.epoch, step) if waits else None
         self.saved_bytes: int = 0
+        self._lock = threading.Lock()
+        self._asked_s: float | None = None  # since when agents are waited for
+        self._job: _native.Job | None = None  # that copies, once the slot is granted
+        self._reads = self._was_left = False
+
+    # ---- in the thread of the program ----------------------------------------------------------
+
+    def awaits_agents_s(self) -> float:
+        """For how long agents have kept it from copying, up to now; 0 if they do not."""
+        asked_s, job = self._asked_s, self._job
+        if asked_s is None or (job is not None and job.progress()[0] > 0):
+            return 0.0
+        return time.monotonic() - asked_s
+
+    def leave(self) -> bool:
+        """Has it fail instead of reading the state; returns False if it reads that already."""
+        with self._lock:
+            self._was_left = not self._reads
+            return self._was_left
+
+    # ---- the stages ----------------------------------------------------------------------------
 
     def begin(self, save: Save, checkpointables: Collection[str], check: Callable[[], None]) -> None:
         """Refuses wrong arguments; the agent refuses what it cannot take."""
@@ -59,10 +91,23 @@ class AgentSlots:
         """Copies this process's shard and has it sealed; returns once all shards are, and as safe as they are
         to be."""
         with undone_on_error(self, save):
-            save.session.round(lambda: self._write(save, progress, on_copied_out), lambda _: b"")
-        self._store.confirm(save.session, self._version, self.saved_bytes)
+            version = self.version or self._agreed_version(save)
+            save.session.round(lambda: self._write(save, version, progress, on_copied_out), lambda _: b"")
+        self._store.confirm(save.session, version, self.saved_bytes, is_awaited=self._waits)
 
-    def _write(self, save: Save, progress: Progress, on_copied_out: Callable[[], None]) -> bytes:
+    def _agreed_version(self, save: Save) -> Version:
+        """The version, once all processes have found their agents ready for it."""
+        self._asked_s = time.monotonic()
+        if not self._store.before_save(save.session, goes_back=False, waits=False):
+            raise Cancelled(f"the agents of the hosts are recovering, and {save.target} is left out")
+        self._asked_s = None
+        self.version = Version(self._store.epoch, self._step)
+        return self.version
+
+    def _write(
+        self, save: Save, version: Version, progress: Progress, on_copied_out: Callable[[], None]
+    ) -> bytes:
+        self._begin_to_read(save)
         files = self._files_of_handlers(save, progress)
         record = ShardRecord(
             save.writer.process_count,
@@ -74,11 +119,18 @@ class AgentSlots:
         shard = lay_out(record, self._layout.taken, files, is_primary=is_primary)
         if not shard.can_change:
             on_copied_out()
-        self._copy(save, shard, progress, on_copied_out)
+        self._copy(save, version, shard, progress, on_copied_out)
         save.wrote()
         save.check_cancelled(progress)
         self.saved_bytes = shard.data_bytes
         return b""
+
+    def _begin_to_read(self, save: Save) -> None:
+        """From here on the program waits for the end of the copy, unless it has gone on before."""
+        with self._lock:
+            if self._was_left:
+                raise Cancelled(f"agents were too slow to take {save.target}, which is left out")
+            self._reads = True
 
     def _files_of_handlers(self, save: Save, progress: Progress) -> dict[str, bytes]:
         """What the handlers have made, by the paths of its entries."""
@@ -94,9 +146,17 @@ class AgentSlots:
                     found[path_of_file(name, file)] = opened.read(0, opened.status.nbytes)
         return found
 
-    def _copy(self, save: Save, shard: Shard, progress: Progress, on_copied_out: Callable[[], None]) -> None:
-        version, deadline_s = self._version, save.options.multiprocessing.deadline_s
-        job = self._store.saver.start_save(
+    def _copy(
+        self,
+        save: Save,
+        version: Version,
+        shard: Shard,
+        progress: Progress,
+        on_copied_out: Callable[[], None],
+    ) -> None:
+        deadline_s = save.options.multiprocessing.deadline_s
+        self._asked_s = time.monotonic()
+        job = self._job = self._store.saver.start_save(
             version.epoch,
             version.step,
             shard_name(self._store.sequence, save.writer.process, save.writer.process_count),
@@ -109,6 +169,7 @@ class AgentSlots:
         progress.add(job)
         try:
             job.wait_gathered(shard.data_bytes)
+            self._asked_s = None
             on_copied_out()
             if not job.wait(deadline_s):
                 raise Unavailable(
@@ -118,10 +179,13 @@ class AgentSlots:
         except BaseException:
             engine_job.stop(job)
             raise
+        finally:
+            self._job = None  # it keeps the state alive
 
     def undo(self, save: Save) -> None:
         """Gives up what was sealed. Nobody waits for the others: each does the same for its host."""
-        self._store.give_up(self._version)
+        if self.version is not None:
+            self._store.give_up(self.version)
 
     def close(self) -> None:
         """Removes what handlers have put down."""

@@ -8,17 +8,12 @@ was; a version is offered under the same name to all processes, for all of them 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from waystation import _native
 from waystation.coordination import Session
 from waystation.memory.opened import ShardSource
 from waystation.memory.versions import Version, Whole
-
-# Opens a session of all processes, given what for.
-OpenSession: TypeAlias = Callable[[str], AbstractContextManager[Session]]
 
 
 class VersionStore(Protocol):
@@ -58,12 +53,16 @@ class VersionStore(Protocol):
         known."""
         ...
 
-    def before_save(self, open_session: OpenSession, *, goes_back: bool) -> None:
+    def before_save(self, session: Session, *, goes_back: bool, waits: bool) -> bool:
         """Agrees with the other processes on the epoch of a save.
 
         Args:
-            open_session: Opens theirs.
+            session: Theirs.
             goes_back: Whether the step is not newer than one that this epoch has.
+            waits: Whether to wait for agents that do not agree yet.
+
+        Returns:
+            Whether the version may be written now; never False if `waits`.
 
         Raises:
             Fenced: Another program has begun.
@@ -71,13 +70,22 @@ class VersionStore(Protocol):
         """
         ...
 
-    def confirm(self, session: Session, version: Version, shard_bytes: int) -> None:
+    def ask(self, session: Session) -> None:
+        """Asks the agents of all processes whether they are there.
+
+        Raises:
+            Unavailable: One of them does not answer.
+        """
+        ...
+
+    def confirm(self, session: Session, version: Version, shard_bytes: int, *, is_awaited: bool) -> None:
         """Waits until a version whose shards are all sealed is as safe as it will be.
 
         Args:
             session: That of the save.
             version: The version.
             shard_bytes: What this process has of it.
+            is_awaited: Whether the next save waits for that, so that it must not take long.
 
         Raises:
             Unavailable: It has not come to that in time.

@@ -213,7 +213,8 @@ class Checkpointer(ReadingCheckpointer):
     ) -> bool:
         """Saves a state as the checkpoint of a step, if the policy says so.
 
-        Waits first until there are fewer saves in the background than there may be.
+        Waits first until there are fewer saves in the background than there may be, and until the memory tier
+        has kept the step before.
 
         Args:
             step: The step.
@@ -255,6 +256,9 @@ class Checkpointer(ReadingCheckpointer):
     ) -> AsyncResponse[bool] | None:
         """Saves a state in the background; takes what `save` takes.
 
+        It never waits for the memory tier: that leaves out a step if it has not kept the one before yet
+        (`tier_statistics.skipped`).
+
         Returns:
             The handle, whose `result()` is True once the step is committed and what is not wanted any more
             is removed; None if the policy says not to save. If it fails and is not asked for its result, the
@@ -286,7 +290,7 @@ class Checkpointer(ReadingCheckpointer):
         request = Request.of(step, checkpointables, overwrite, metrics, custom_metadata)
         begun = time.monotonic()
         with self._place.options() as options, self._beginning:
-            waited_s = self._turn_of(request, options, force=force)
+            waited_s = self._turn_of(request, options, force=force, waits=True)
             if waited_s is None:
                 return False
             self._saver.save(self._over_damaged(request), options)
@@ -312,7 +316,7 @@ class Checkpointer(ReadingCheckpointer):
         request = Request.of(step, checkpointables, overwrite, metrics, custom_metadata)
         begun = time.monotonic()
         with self._place.options() as options, self._beginning:
-            waited_s = self._turn_of(request, options, force=force)
+            waited_s = self._turn_of(request, options, force=force, waits=False)
             if waited_s is None:
                 return None
             response = self._saver.save_async(self._over_damaged(request), options)
@@ -321,9 +325,15 @@ class Checkpointer(ReadingCheckpointer):
         self._log("save", request.step, begun, is_asynchronous=True, waited_s=waited_s)
         return response
 
-    def _turn_of(self, request: Request, options: Options, *, force: bool) -> float | None:
+    def _turn_of(self, request: Request, options: Options, *, force: bool, waits: bool) -> float | None:
         """Saves to memory, and decides about the directory; if it is to have the step, waits until there is
         room for another save.
+
+        Args:
+            request: What is saved.
+            options: Of the call.
+            force: Save whatever the policies say.
+            waits: Whether to wait for memory, too, until that has kept the step before.
 
         Returns:
             The seconds for which it has waited for earlier saves and deletions; None if the directory is not
@@ -333,7 +343,7 @@ class Checkpointer(ReadingCheckpointer):
         if self._remote is not None:
             self._remote.tell()
         if self._tier is not None:
-            self._tier.save(request, options, force=force)
+            self._tier.save(request, options, force=force, waits=waits)
         self._in_flight.raise_failure()
         begun = time.monotonic()
         if request.overwrite:

@@ -24,8 +24,9 @@ class Logger(Protocol):
     def log_entry(self, msg: Any, *args: Any, **kwargs: Any) -> None:
         """Takes one entry: a dict with `event_type` (`save` or `restore`), `step`, `directory`, and what the
         call took of the program's time, in seconds (`blocking_s`); of a save also how much of that it waited
-        for earlier saves and deletions (`waited_s`). The memory tier adds `memory_restore`, and
-        `memory_failure` with `failure` in place of the time."""
+        for earlier saves and deletions (`waited_s`). The memory tier adds `memory_restore`,
+        `memory_failure` with `failure` in place of the time, and at most once a minute `memory_skipped` with
+        how many steps it has left out since it last said so (`skipped`) and why this one (`reason`)."""
         ...
 
 

@@ -59,7 +59,8 @@ class TierStatistics:
     Attributes:
         saves: How many versions it has saved.
         failures: How many saves have failed; the program went on without.
-        skipped: How many saves were left out, because those before them had failed.
+        skipped: How many steps were left out: `save_async` was called before the version before was kept, or
+            while agents did not answer, or saves before had failed.
         saved_bytes: What this process has put into memory, over all saves.
         blocked_s: Seconds for which the program could not go on.
         last_saved_step: The newest step that it has saved; None if it has saved none.
@@ -101,8 +102,16 @@ class OpenTier(Protocol):
         """Whether its policy says to save a step."""
         ...
 
-    def save(self, request: Request, options: Options, *, force: bool) -> None:
-        """Saves a step, if its policy says so; returns once the program may change its state."""
+    def save(self, request: Request, options: Options, *, force: bool, waits: bool) -> None:
+        """Saves a step, if its policy says so; returns once the program may change its state.
+
+        Args:
+            request: What is saved.
+            options: Of the call.
+            force: Save whatever the policy says.
+            waits: Whether to wait until the tier can take the step. If not, all processes leave the step out
+                where one of them would have to wait.
+        """
         ...
 
     def load(self, wish: Wish, options: Options, load: Callable[[Loading], T]) -> tuple[int, T] | None:

@@ -156,7 +156,9 @@ def train(arguments: argparse.Namespace, report: Report) -> None:
                 report.tell("restored", step=state["step"], tiers=newest.tiers)
             while state["step"] < arguments.steps:
                 loss = train_step(state, windows, shape)
-                checkpointer.save_async(state["step"], state)
+                # It waits until the step before has its copies, so that memory has every step, as the demo
+                # says. `save_async` never waits for that, and leaves out steps that come too fast.
+                checkpointer.save(state["step"], state)
                 kept = checkpointer.tier_statistics
                 kept_step = None if kept is None else kept.last_saved_step
                 report.tell("step", step=state["step"], loss=loss.hex(), kept_step=kept_step)

@@ -162,9 +162,10 @@ impl Answers {
         };
         // The slots of the dead are there to be had, also of those whose death nobody has told.
         self.store.reap()?;
-        // Whoever asks for what it has been given has not heard of it, or has lost it: it begins anew.
+        // A process that asks for what it has been given has not heard of it, or has lost it: it begins anew. It has
+        // not heard of an older version either if it gave up waiting, as where this agent was stopped.
         for header in self.store.inventory() {
-            if is_writing(&header, process, &tenant.key) {
+            if is_superseded(&header, process, &tenant.key) {
                 self.store.abort(header.slot, header.sequence)?;
             }
         }
@@ -371,6 +372,8 @@ fn since(header: &Header, ticket: u64) -> Option<u64> {
     header.sequence.checked_sub(ticket)
 }
 
-fn is_writing(header: &Header, process: &Writer, key: &Key) -> bool {
-    matches!(&header.state, State::Writing(tenant) if tenant.writer == *process && tenant.key == *key)
+/// Whether a process that asks for a slot for a version has been given this one for it, or for an older one.
+fn is_superseded(header: &Header, process: &Writer, wanted: &Key) -> bool {
+    let State::Writing(Tenant { key, writer, .. }) = &header.state else { return false };
+    writer == process && key.shard == wanted.shard && key.version <= wanted.version
 }
