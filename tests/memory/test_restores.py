@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from waystation.memory.records import MOST_DELETED, RESTORES_FILE, Restores
-from waystation.memory.turns import RAREST, Pause
+from waystation.memory.save_actions import RAREST, Pause
 from waystation.memory.versions import Version
 
 NEW, OLD = Version(3, 20), Version(3, 10)
@@ -76,7 +76,7 @@ def test_each_failure_in_a_row_leaves_out_more_saves() -> None:
 
 
 def test_processes_that_have_seen_more_failures_try_no_other_saves() -> None:
-    """The turns of one whose agent had failed once more missed those of the others: no version was whole."""
+    """Attempts of one whose agent had failed once more missed those of the others: no version was whole."""
     saves = [set(tried(Pause(failures), 4 * RAREST)) for failures in range(9)]
     assert all(rarer <= more_frequent for more_frequent, rarer in itertools.pairwise(saves))
 

@@ -19,7 +19,7 @@ from tests.support.agents import Agent, memory_directory, running_agent, running
 from tests.support.programs import running
 
 from waystation.coordination.single import SingleSession
-from waystation.memory.turns import Turn
+from waystation.memory.save_actions import SaveAction
 from waystation.training import Checkpointer
 
 HOSTS = 3
@@ -157,11 +157,11 @@ def test_all_processes_leave_out_the_same_steps(
 
 
 class Together(SingleSession):
-    """Of other processes, whose turns are these."""
+    """Of other processes, whose actions are these."""
 
-    def __init__(self, *others: Turn) -> None:
+    def __init__(self, *others: SaveAction) -> None:
         super().__init__()
-        self._others = [b"%d" % turn for turn in others]
+        self._others = [b"%d" % action for action in others]
 
     def round(self, work: Any, decide: Any) -> bytes:
         """Hands in what the others have to do as well."""
@@ -169,9 +169,9 @@ class Together(SingleSession):
 
 
 def test_what_one_process_cannot_do_none_does() -> None:
-    for turn in Turn:
-        assert Turn.SAVE.agreed(Together(turn)) is turn
-        assert turn.agreed(Together(Turn.SAVE, Turn.SAVE)) is turn
-        assert turn.agreed(Together(Turn.PAUSE)).leaves_out
-        assert Turn.BUSY.agreed(Together(turn)) is Turn.BUSY
-    assert Turn.ASK.agreed(Together(Turn.OPEN, Turn.GO_BACK)) is Turn.OPEN
+    for action in SaveAction:
+        assert SaveAction.SAVE.agreed(Together(action)) is action
+        assert action.agreed(Together(SaveAction.SAVE, SaveAction.SAVE)) is action
+        assert action.agreed(Together(SaveAction.PAUSE)).leaves_out
+        assert SaveAction.BUSY.agreed(Together(action)) is SaveAction.BUSY
+    assert SaveAction.ASK.agreed(Together(SaveAction.OPEN, SaveAction.GO_BACK)) is SaveAction.OPEN

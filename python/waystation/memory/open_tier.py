@@ -5,9 +5,9 @@ again, and a number in the statistics; it is never raised into the program. Two 
 tier is opened: that the agent has too few slots, and that the program would begin from nothing although
 memory once had committed steps.
 
-One thing at a time runs in the background, the *flight*: the end of a save, or what makes the tier ready for
+One thing at a time runs in the background (`InFlight`): the end of a save, or what makes the tier ready for
 the next one (it is opened, goes back to an earlier step, or asks agents that have failed). A save that does
-not wait leaves its step out while there is a flight. It has the tier made ready in the background only, and
+not wait leaves its step out while something does. It has the tier made ready in the background only, and
 gives agents `AGENTS_S` to take the state: it waits for no more than that, its own copy, and the other
 processes.
 
@@ -57,8 +57,8 @@ from waystation.memory.errors import DoubtedStepWarning, LostStepWarning, Memory
 from waystation.memory.loading import VersionLoading
 from waystation.memory.records import CommittedRecord, Restores
 from waystation.memory.recovering import Recovering
+from waystation.memory.save_actions import Pause, SaveAction
 from waystation.memory.saving import AgentSlots, saving_options
-from waystation.memory.turns import Pause, Turn
 from waystation.memory.version_store import VersionStore
 from waystation.memory.versions import Version, Whole, candidates
 from waystation.training.logger import Logger
@@ -82,11 +82,11 @@ AGENTS_S = 0.5
 _LOOK_EVERY_S = 0.05  # at whether they do
 _SKIPS_TOLD_EVERY_S = 60.0
 _LEFT_OUT = {
-    Turn.PAUSE: "saves before it have failed",
-    Turn.BUSY: "what was begun before has not ended",
-    Turn.OPEN: "the tier is opened first",
-    Turn.GO_BACK: "the tier goes back to it first",
-    Turn.ASK: "agents that have failed are asked first",
+    SaveAction.PAUSE: "saves before it have failed",
+    SaveAction.BUSY: "what was begun before has not ended",
+    SaveAction.OPEN: "the tier is opened first",
+    SaveAction.GO_BACK: "the tier goes back to it first",
+    SaveAction.ASK: "agents that have failed are asked first",
 }
 
 # What a load raises that no other version or tier would mend.
@@ -95,7 +95,7 @@ _ABOVE = 6  # frames of this package between a warning and the program's own cal
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class InFlight:
     """What runs in the background.
 
     Attributes:
@@ -138,7 +138,7 @@ class OpenMemoryTier:
         self._known = threading.Lock()  # of what the thread of a save changes
         self._statistics = TierStatistics()
         self._whole: list[Whole] = []  # the newest first
-        self._flight: Flight | None = None
+        self._in_flight: InFlight | None = None
         self._pause = Pause()
         self._is_ready = False  # whether agents have answered since they last failed
         self._untold_skips, self._skips_told_s = 0, -_SKIPS_TOLD_EVERY_S
@@ -322,53 +322,53 @@ class OpenMemoryTier:
 
     def _take_turn(self, request: Request, options: Options, *, waits: bool) -> None:
         """Saves, or does what all processes have to do before they can."""
-        own = self._own_turn(request.step, waits=waits)
+        own = self._own_action(request.step, waits=waits)
         with self._session(f"see whether memory can take step {request.step}", options) as session:
-            turn = own.agreed(session)
-            if waits and not turn.leaves_out:
-                self._make_ready(turn, session)
-        if turn is Turn.SAVE or (waits and not turn.leaves_out):
+            action = own.agreed(session)
+            if waits and not action.leaves_out:
+                self._make_ready(action, session)
+        if action is SaveAction.SAVE or (waits and not action.leaves_out):
             self._save(request, options, waits=waits)
             return
-        self._leave_out(request.step, _LEFT_OUT[turn])
-        if not turn.leaves_out:
-            self._make_ready_in_background(turn, request.step, options)
+        self._leave_out(request.step, _LEFT_OUT[action])
+        if not action.leaves_out:
+            self._make_ready_in_background(action, request.step, options)
 
-    def _own_turn(self, step: int, *, waits: bool) -> Turn:
+    def _own_action(self, step: int, *, waits: bool) -> SaveAction:
         """What this process would have to do."""
         is_paused = self._pause.leaves_out() and not self._is_ready
-        if self._flight is not None:
-            return Turn.BUSY
+        if self._in_flight is not None:
+            return SaveAction.BUSY
         if is_paused:
-            return Turn.PAUSE
+            return SaveAction.PAUSE
         if self._store is None:
-            return Turn.OPEN
+            return SaveAction.OPEN
         if self._last_step is not None and step <= self._last_step:
-            return Turn.GO_BACK
-        return Turn.SAVE if waits or self._is_ready else Turn.ASK
+            return SaveAction.GO_BACK
+        return SaveAction.SAVE if waits or self._is_ready else SaveAction.ASK
 
-    def _make_ready(self, turn: Turn, session: Session) -> None:
+    def _make_ready(self, action: SaveAction, session: Session) -> None:
         """Does what has to be done before a save, and waits for agents."""
-        store = self._open_in(session, is_waited_for=False) if turn is Turn.OPEN else self._store
+        store = self._open_in(session, is_waited_for=False) if action is SaveAction.OPEN else self._store
         assert store is not None, "all processes have agreed that they have one"
-        if turn is Turn.ASK:
+        if action is SaveAction.ASK:
             store.ask(session)
         else:
-            store.before_save(session, goes_back=turn is Turn.GO_BACK, waits=True)
-        if turn is Turn.GO_BACK:
+            store.before_save(session, goes_back=action is SaveAction.GO_BACK, waits=True)
+        if action is SaveAction.GO_BACK:
             self._last_step = None
         if self._uncommitted is not None and store.commit(self._uncommitted):
             self._uncommitted = None
         self._is_ready = True
 
-    def _make_ready_in_background(self, turn: Turn, step: int, options: Options) -> None:
+    def _make_ready_in_background(self, action: SaveAction, step: int, options: Options) -> None:
         """Does the same for the next save, of which this call does not wait for any part."""
         what = f"making the memory tier ready after step {step}"
         session = open_session(what, options)
 
         def work(_: Progress) -> None:
             try:
-                self._make_ready(turn, session)
+                self._make_ready(action, session)
             finally:
                 session.close()
 
@@ -377,7 +377,7 @@ class OpenMemoryTier:
         except BaseException:
             session.close()
             raise
-        self._flight = Flight(step, response, is_save=False)
+        self._in_flight = InFlight(step, response, is_save=False)
 
     def _leave_out(self, step: int, why: str) -> None:
         """Counts a step that memory does not get, and tells of such steps now and then."""
@@ -431,7 +431,7 @@ class OpenMemoryTier:
 
         with saving.closed_on_error():
             response = AsyncResponse(f"saving {saving.target}", work)
-        self._flight = Flight(step, response, is_save=True)
+        self._in_flight = InFlight(step, response, is_save=True)
         try:
             while not is_copied.wait(None if waits else _LOOK_EVERY_S):
                 if slots.awaits_agents_s() >= AGENTS_S:
@@ -474,20 +474,20 @@ class OpenMemoryTier:
 
     def _hear_of_last(self, *, waits: bool = True) -> None:
         """Takes notice of how what runs in the background has ended, and waits for that if it is to."""
-        if self._flight is None:
+        if self._in_flight is None:
             return
-        flight, self._flight = self._flight, None
-        with self._degrading("save", flight.step):
-            if not (waits or flight.response.done()):
-                self._flight = flight
+        in_flight, self._in_flight = self._in_flight, None
+        with self._degrading("save", in_flight.step):
+            if not (waits or in_flight.response.done()):
+                self._in_flight = in_flight
                 return
             try:
-                flight.response.result()
+                in_flight.response.result()
             except Cancelled as error:  # in some process, which could not wait for its agent
                 self._is_ready = False
-                self._leave_out(flight.step, error.message)
+                self._leave_out(in_flight.step, error.message)
                 return
-            if flight.is_save:
+            if in_flight.is_save:
                 self._pause.succeeded()
                 self._was_warned = False
                 self._is_ready = self._uncommitted is None

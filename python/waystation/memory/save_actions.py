@@ -1,8 +1,8 @@
 """What the next save to memory does, as all processes of a program agree in one round.
 
-Each process knows what it would have to do (`Turn`), and all do what comes last in the order of turns. So
-all processes leave out the same steps: no version lacks a shard because one process has left it out, and no
-process waits in a session that another does not open.
+Each process knows what it would have to do (`SaveAction`), and all do what comes last in the order of
+actions. So all processes leave out the same steps: no version lacks a shard because one process has left it
+out, and no process waits in a session that another does not open.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ RAREST = 64
 """At least one save of so many is tried."""
 
 
-class Turn(enum.IntEnum):
-    """What a save does; of the turns of several processes the greatest counts."""
+class SaveAction(enum.IntEnum):
+    """What a save does; of the actions of several processes the greatest counts."""
 
     SAVE = 0
     """It saves the step."""
@@ -37,10 +37,10 @@ class Turn(enum.IntEnum):
     @property
     def leaves_out(self) -> bool:
         """Whether nothing is begun."""
-        return self >= Turn.PAUSE
+        return self >= SaveAction.PAUSE
 
     def agreed(self, session: Session) -> Self:
-        """The turn of all processes, given that of this one."""
+        """The action of all processes, given that of this one."""
 
         def decide(parts: Sequence[bytes]) -> bytes:
             return b"%d" % max(map(int, parts))
