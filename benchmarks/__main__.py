@@ -20,7 +20,9 @@ def main() -> None:
     arguments = _parse()
     console = wide_console()
     ways = None if arguments.limit_ways is None else frozenset(arguments.limit_ways)
-    selection = Selection(arguments.states, arguments.systems, arguments.operations, ways)
+    selection = Selection(
+        arguments.states, arguments.systems, arguments.operations, ways, maps=not arguments.no_mapped
+    )
     document = measured(arguments, selection, "all", console)
     if arguments.markdown:
         results = Results(document)

@@ -43,6 +43,7 @@ class Selection:
     Attributes:
         states, systems, operations: By their names.
         limit_ways: The ways of the limit that are tried; None for all.
+        maps: Whether loads are measured too after which files are only mapped.
         limit_operations: The operations of the limit, where it is to be measured in others than the systems.
         systems_of, operations_of: Of states that are for some systems or operations alone, these.
         publishers: By state, the system that writes what all others load, instead of each its own.
@@ -52,6 +53,7 @@ class Selection:
     systems: Sequence[str]
     operations: Sequence[str]
     limit_ways: frozenset[str] | None = None
+    maps: bool = True
     limit_operations: Sequence[str] | None = None
     systems_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
     operations_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -100,6 +102,8 @@ def cases_of(selection: Selection, state: str, system_name: str) -> list[Case]:
             ways = system.copy_ways
         if issubclass(system, Limit) and selection.limit_ways is not None:
             ways = tuple(way for way in ways if way in selection.limit_ways)
+        if not selection.maps:
+            ways = tuple(way for way in ways if way not in system.mapped_ways)
         found += [Case(state, system_name, operation, way) for way in ways]
     return found
 

@@ -59,6 +59,13 @@ def test_a_mapped_load_counts_with_its_pages_touched_and_against_its_like() -> N
     assert line(runs, "cold load: faster than torch-dcp").measured == "4.00x"
 
 
+def test_loads_that_only_map_can_be_left_out() -> None:
+    ways = {case.way for case in all_cases(Selection(["tiny"], ["waystation-torch"], ["load-warm"]))}
+    assert ways == {"read", "mmap"}
+    cases = all_cases(Selection(["tiny"], ["waystation-torch"], ["save", "load-warm"], maps=False))
+    assert [(case.operation, case.way) for case in cases] == [("save", "default"), ("load-warm", "read")]
+
+
 def test_tables_for_the_documentation_have_medians_worst_runs_and_mapped_loads_apart() -> None:
     runs = [run("waystation-torch", "load-cold", "read", index, loaded=1.0 + index) for index in range(3)]
     runs += [run("waystation-torch", "load-cold", "mmap", 0, loaded=0.1, touched=0.5)]

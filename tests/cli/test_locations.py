@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import threading
@@ -284,3 +285,37 @@ def test_runs_in_a_bucket_are_named_by_few_requests(place: s3.Bucket, run_of_two
     assert listed(place.location) == (text, requests)
     assert requests < 25
     assert "directories there: raw" in listed(f"{place.location}/data")[0]
+
+
+def test_a_location_that_is_not_what_is_meant_is_told_with_what_to_do(
+    place: s3.Bucket, run_of_two: str, run: Run
+) -> None:
+    (place.folder / "file.txt").write_text("a")
+    for arguments, told in (
+        (("inspect", place.location), f"is a whole bucket, .*'waystation ls {place.location}' lists"),
+        (("cp", f"{run_of_two}/1", place.location), "is a whole bucket"),
+        (("verify", place.location, "--all"), "no checkpoints in .*; directories there that hold some: run"),
+        (("ls", f"{place.location}/file.txt"), "is a file; give a directory that holds checkpoints"),
+        (("gc", f"{place.location}/file.txt"), "is a file; give a directory that holds checkpoints"),
+        (("inspect", f"{run_of_two}/1/state"), f"there is no checkpoint .*; '{run_of_two}/1' is one"),
+        (("ls", "s3://Bad_Name!/run"), "no bucket can have the name of 's3://Bad_Name!'; check that"),
+        (("ls", f"{place.location}/a\nb"), r"no object can have the name '.*a\\nb'.*; choose another name"),
+    ):
+        outcome = run(*arguments, *reached(place))
+        assert outcome.code == 2
+        assert re.search(told, outcome.err), outcome.err
+
+
+def test_a_checkpoint_that_was_copied_without_its_record_is_told(
+    place: s3.Bucket, run_of_two: str, run: Run
+) -> None:
+    shutil.copytree(place.folder / "run", place.folder / "copy")
+    (place.folder / "copy" / "1" / "checkpoint.json").unlink()
+    for command in ("inspect", "verify"):
+        outcome = run(command, f"{place.location}/copy/1", *reached(place))
+        assert outcome.code == 2
+        assert "what is there lacks checkpoint.json" in outcome.err
+        assert "copy that to it, too, or save again" in outcome.err
+    listed = run("ls", f"{place.location}/copy", *reached(place), "--json").document
+    assert [one["name"] for one in listed["checkpoints"]] == ["2"]
+    assert listed["directories"] == [], "it is among the attempts"

@@ -20,7 +20,7 @@ from tests.support.programs import without_privileges
 
 import waystation
 from waystation.checkpoint.compare import compare
-from waystation.errors import InvalidInput, NotFound, Unavailable
+from waystation.errors import InvalidInput, NotDirectory, NotFound, Unavailable
 from waystation.storage import AnyPath, Location
 from waystation.storage.leases import Leases
 from waystation.training import Checkpointer, mirror, save_decision_policies
@@ -307,6 +307,20 @@ def test_what_can_be_no_mirror_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         mirror(tmp_path / "missing", tmp_path / "to")
     assert os.listdir(tmp_path) == ["from"]
+    (tmp_path / "file").touch()
+    with pytest.raises(NotDirectory, match="is a file; give a directory that holds checkpoints"):
+        mirror(tmp_path / "file", tmp_path / "to")
+
+
+def test_a_file_in_a_store_has_no_mirror(tmp_path: Path) -> None:
+    bucket = s3.bucket()
+    (bucket.folder / "file").touch()
+    with (
+        bucket.context(),
+        pytest.raises(NotDirectory, match="is a file; give a directory that holds checkpoints"),
+    ):
+        mirror(f"{bucket.location}/file", tmp_path / "to")
+    assert os.listdir(tmp_path) == []
 
 
 def test_all_copies_of_a_mirror_share_a_bound(tmp_path: Path) -> None:

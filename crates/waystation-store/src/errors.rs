@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use waystation_format::{Error, Kind};
 
 use crate::client::is_http;
-use crate::connection::{Full, NoCredentials, Unreached, Untrusted};
+use crate::connection::{FileAndDirectory, Full, NoCredentials, Unreached, Untrusted};
 
 /// Codes of stores are words; whatever else is between the tags is not repeated.
 const MOST_CODE_BYTES: usize = 64;
@@ -44,6 +44,9 @@ const LEADS_NOWHERE: &str = "Received redirect without LOCATION";
 /// VersityGW, and of MinIO.
 const NO_ROOM: [&str; 2] = ["QuotaExceeded", "XMinioAdminBucketQuotaExceeded"];
 
+/// The code of S3 for a name that no bucket can have.
+const BUCKET_NAME: &str = "InvalidBucketName";
+
 /// Codes of stores that say that there is no bucket, and not only no object.
 const NO_BUCKET: [&str; 2] = ["NoSuchBucket", "ContainerNotFound"];
 
@@ -62,6 +65,12 @@ pub fn told(error: &object_store::Error, action: &str, path: &Path) -> Error {
     }
     if answer.is_of_another_region() {
         return other_region(action, path);
+    }
+    if answer.has_code_of(&[BUCKET_NAME]) {
+        return no_bucket_name(action, path);
+    }
+    if answer.is_file_and_directory {
+        return file_and_directory(action, path);
     }
     if answer.is_full || answer.has_code_of(&NO_ROOM) {
         return full(&answer, action, path);
@@ -130,10 +139,31 @@ pub fn not_found(path: &Path) -> Error {
     Error::new(Kind::NotFound, message).with("path", path.display().to_string())
 }
 
+fn bucket_of(path: &Path) -> String {
+    let bucket: String = path.to_string_lossy().split_inclusive('/').take(3).collect();
+    bucket.trim_end_matches('/').to_owned()
+}
+
+fn no_bucket_name(action: &str, path: &Path) -> Error {
+    let bucket = bucket_of(path);
+    let message = format!(
+        "could not {action}: the store says that no bucket can have the name of '{bucket}'; check that. Names have 3 to \
+         63 lower-case letters, digits, dots and hyphens"
+    );
+    Error::new(Kind::InvalidInput, message).with("path", path.display().to_string())
+}
+
+fn file_and_directory(action: &str, path: &Path) -> Error {
+    let message = format!(
+        "could not {action}: this store keeps objects in a file system, and a file there has the name of a directory in \
+         this path, or a directory the name of this file; remove that object, or choose another path"
+    );
+    Error::new(Kind::Conflict, message).with("path", path.display().to_string())
+}
+
 fn no_bucket(action: &str, path: &Path) -> Error {
     let shown = path.display().to_string();
-    let bucket: String = shown.split_inclusive('/').take(3).collect();
-    let bucket = bucket.trim_end_matches('/').to_owned();
+    let bucket = bucket_of(path);
     let message = format!(
         "could not {action}: there is no bucket '{bucket}'; create it, or check its name, the endpoint and the region"
     );
@@ -212,6 +242,7 @@ struct Answer {
     lacks_credentials: bool,
     is_untrusted: bool,
     is_full: bool,
+    is_file_and_directory: bool,
     leads_nowhere: bool,
     unreached: Option<Unreached>,
 }
@@ -228,6 +259,7 @@ impl Answer {
             answer.lacks_credentials |= found.is::<NoCredentials>();
             answer.is_untrusted |= found.is::<Untrusted>();
             answer.is_full |= found.is::<Full>();
+            answer.is_file_and_directory |= found.is::<FileAndDirectory>();
             answer.unreached = answer.unreached.or_else(|| found.downcast_ref::<Unreached>().cloned());
             let text = found.to_string();
             answer.leads_nowhere |= text.starts_with(LEADS_NOWHERE);

@@ -137,9 +137,13 @@ impl ObjectStorage {
             Error::new(Kind::InvalidInput, format!("this does not lie in {}", self.root))
                 .with("path", path.display().to_string())
         })?;
-        object_store::path::Path::parse(key).map_err(|error| {
-            Error::new(Kind::InvalidInput, format!("no object can have this name: {error}"))
-                .with("path", path.display().to_string())
+        object_store::path::Path::parse(key).map_err(|_| {
+            let shown = path.to_string_lossy().escape_debug().to_string();
+            let message = format!(
+                "no object can have the name '{shown}': a part of it is empty, '.' or '..', or has a character that \
+                 controls a terminal; choose another name"
+            );
+            Error::new(Kind::InvalidInput, message)
         })
     }
 

@@ -160,11 +160,11 @@ def entries_of(parent: str) -> Sequence[storage.Entry]:
     """
     try:
         return storage.entries(parent)
-    except NotFound as error:
+    except (NotFound, NotDirectory) as error:
         if "bucket" in error.context:
             raise
-        raise NotFound(f"there is no directory '{parent}'", path=parent) from error
-    except NotDirectory as error:
+        if isinstance(error, NotFound) and not storage.is_file(parent):
+            raise NotFound(f"there is no directory '{parent}'", path=parent) from error
         raise NotDirectory(
             f"'{parent}' is a file; give a directory that holds checkpoints", path=parent
         ) from error

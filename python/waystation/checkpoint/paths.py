@@ -62,8 +62,16 @@ def locate(path: PathLike) -> str:
 
 def _resolved(whole: str) -> str:
     parent, name = os.path.split(whole)
-    if not name or parent.endswith(":"):
-        raise InvalidInput(f"'{whole}' names no directory that could be a checkpoint", path=whole)
+    if parent.endswith(":"):
+        raise InvalidInput(
+            f"'{whole}' is a whole bucket, and a checkpoint is a directory in one; give a location such as "
+            f"{whole}/name ('waystation ls {whole}' lists what is there)",
+            path=whole,
+        )
+    if not name:
+        raise InvalidInput(
+            f"'{whole}' names no directory that could be a checkpoint; give the path of one", path=whole
+        )
     return os.path.join(storage.resolved(parent), name)
 
 
@@ -502,15 +510,26 @@ def _refuse_attempt(target: str) -> None:
 
 
 def _absent(target: str) -> CheckpointNotFound:
-    """The error of a path at which nothing is."""
+    """The error of a path at which nothing is, or in a store data that no checkpoint has."""
     try:
         storage.of(target).hold(target)
     except NotFound as error:
         if "bucket" in error.context:
             return CheckpointNotFound(error.message, **error.context)
-    return CheckpointNotFound(
-        f"there is no checkpoint '{target}'{_beside(target)}{hub_advice(target)}", path=target
-    )
+    whole = os.path.dirname(target)
+    is_within = False
+    with contextlib.suppress(PermissionDenied, InvalidInput):
+        is_within = is_native_checkpoint(whole)
+    if is_within:
+        hint = f"; '{whole}' is one, so give its path"
+    elif storage.is_in_store(target) and any(map(names.mover, storage.directories(target))):
+        hint = (
+            f": what is there lacks {names.RECORD}. Its save or deletion has not ended, or it was copied "
+            "without that file; copy that to it, too, or save again"
+        )
+    else:
+        hint = f"{_beside(target)}{hub_advice(target)}"
+    return CheckpointNotFound(f"there is no checkpoint '{target}'{hint}", path=target)
 
 
 def _lacks_commit(target: str) -> bool:

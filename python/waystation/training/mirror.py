@@ -31,6 +31,7 @@ from waystation._errors import (
     Corrupt,
     InvalidInput,
     InvalidLayoutError,
+    NotDirectory,
     NotFound,
     PermissionDenied,
     Unavailable,
@@ -161,13 +162,25 @@ def _opened(origin: str) -> storage.Root:
 
     Raises:
         NotFound: There is none.
+        NotDirectory: It is a file.
     """
     try:
-        return storage.of(origin).hold(origin, follow_links_out=True)
+        opened = storage.of(origin).hold(origin, follow_links_out=True)
     except NotFound as error:
         if "bucket" in error.context:
             raise
         raise NotFound(f"there is no directory '{origin}'", path=origin) from error
+    except WaystationError as error:
+        if not storage.is_absence(error):
+            raise
+        raise _is_file(origin) from error
+    if storage.is_in_store(origin) and storage.is_file(origin):
+        raise _is_file(origin)
+    return opened
+
+
+def _is_file(origin: str) -> NotDirectory:
+    return NotDirectory(f"'{origin}' is a file; give a directory that holds checkpoints", path=origin)
 
 
 class _Mirror:

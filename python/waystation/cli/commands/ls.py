@@ -57,7 +57,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class _Directory:
+class Directory:
     """A directory beside the checkpoints.
 
     Attributes:
@@ -100,7 +100,10 @@ def run(output: Output, directory: str) -> None:
     leftovers = find_leftovers(parent)
     found = checkpoints_in(parent)
     entries = _entries(output, found.own)
-    directories = _directories(parent, found.others)
+    begun = {
+        os.path.dirname(each.leftover.path) for each in leftovers
+    }  # in a store they are in their targets
+    directories = directories_beside(parent, [path for path in found.others if path not in begun])
     if output.as_json:
         output.document(_document(parent, entries, found, leftovers, directories))
     else:
@@ -127,10 +130,10 @@ def _is_hidden(name: str) -> bool:
     return name.startswith(".") or is_attempt or names.is_aside(name) or names.is_passing(name)
 
 
-def _directories(parent: str, paths: list[str]) -> list[_Directory]:
+def directories_beside(parent: str, paths: list[str]) -> list[Directory]:
     """The directories beside the checkpoints, and which of them hold some."""
     held = storage.side_by_side(parent, _holds_checkpoints, paths[:_MOST_LOOKED_INTO])
-    return [_Directory(path, holds) for path, holds in itertools.zip_longest(paths, held)]
+    return [Directory(path, holds) for path, holds in itertools.zip_longest(paths, held)]
 
 
 def _holds_checkpoints(directory: str) -> bool:
@@ -192,7 +195,7 @@ def _document(
     entries: list[_Entry],
     found: Found,
     leftovers: list[FoundLeftover],
-    directories: list[_Directory],
+    directories: list[Directory],
 ) -> dict[str, Any]:
     return {
         "directory": parent,
@@ -228,7 +231,7 @@ def _show(
     entries: list[_Entry],
     found: Found,
     leftovers: list[FoundLeftover],
-    directories: list[_Directory],
+    directories: list[Directory],
 ) -> None:
     if entries:
         _show_entries(output, entries)
@@ -249,7 +252,7 @@ def _show(
         show_attempts(output, leftovers)
 
 
-def _show_directories(output: Output, directories: list[_Directory], *, is_empty: bool) -> None:
+def _show_directories(output: Output, directories: list[Directory], *, is_empty: bool) -> None:
     """Names directories that hold checkpoints; where nothing else is found, also others, by which one finds
     one's way."""
     runs = [each.path for each in directories if each.holds_checkpoints]
@@ -257,12 +260,13 @@ def _show_directories(output: Output, directories: list[_Directory], *, is_empty
     if runs:
         if not is_empty:
             output.line()
-        output.line(f"directories that hold checkpoints: {_named(runs)}")
+        output.line(f"directories that hold checkpoints: {named(runs)}")
     elif others and is_empty:
-        output.line(f"directories there: {_named(others)}")
+        output.line(f"directories there: {named(others)}")
 
 
-def _named(paths: list[str]) -> str:
+def named(paths: list[str]) -> str:
+    """The names of the first of some paths, and how many more there are."""
     more = len(paths) - _MOST_NAMED
     listed = ", ".join(os.path.basename(path) for path in paths[:_MOST_NAMED])
     return formatting.plain(listed + (f" and {more} more" if more > 0 else ""))

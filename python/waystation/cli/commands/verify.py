@@ -12,7 +12,7 @@ from waystation.checkpoint.collect import entries_of
 from waystation.checkpoint.paths import is_checkpoint, lost_record
 from waystation.checkpoint.verify import Damage, Verification, verify
 from waystation.cli import formatting
-from waystation.cli.commands.ls import checkpoints_in
+from waystation.cli.commands.ls import checkpoints_in, directories_beside, named
 from waystation.cli.output import Output
 from waystation.errors import InvalidInput, NotFound
 from waystation.layouts.native import names
@@ -55,7 +55,9 @@ def _targets(directory: str) -> tuple[list[str], list[str]]:
     for _, error in found.closed:  # it may be a checkpoint, which would not be verified
         raise error
     if not found.own and not found.orbax:
-        raise NotFound(f"there are no checkpoints in '{parent}'", path=parent)
+        runs = [each.path for each in directories_beside(parent, found.others) if each.holds_checkpoints]
+        hint = f"; directories there that hold some: {named(runs)}" if runs else ""
+        raise NotFound(f"there are no checkpoints in '{parent}'{hint}", path=parent)
     summed = [other for other in found.orbax if had_checksums(other)]
     return found.own + summed, [other for other in found.orbax if other not in summed]
 
