@@ -8,10 +8,11 @@ epoch.
 
 What can go wrong, in order: an agent has not been heard of by all, or the agents do not agree in time (what
 the hosts of this program have whole is restored all the same, and saves begin once the agents agree, under
-the same token, so that the recovery that is under way goes on); a newer program has begun (Fenced); epochs change while a step is saved (that save fails, the next is in
-the new epoch); copies on other hosts take too long (the version counts as not saved, and the agents give it
-up). Invariants: all processes save a step in the same epoch; a version is offered only as agents have
-decided.
+the same token, so that the recovery that is under way goes on); a newer program has begun (Fenced); epochs
+change while a step is saved (that save fails, the next is in the new epoch); copies on other hosts take too
+long (the version counts as not saved, and the agents give it up). Invariants: all processes save a step in
+the same epoch; a version is offered only as agents have decided, or, where they do not agree, if every shard
+of it is with the agents of this program's hosts.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class ManyHostsStore:
         return 0.0
 
     def _recover(self, session: Session, timeout_s: float) -> None:
-        """Has the agents recover for this program; if they have not after so long, `disagreement` says why."""
+        """Has the agents recover for this program; if they have not in time, `disagreement` says why."""
         client = self._agent.waiting(timeout_s) if timeout_s else self._agent.saver
 
         def work() -> bytes:
