@@ -437,6 +437,8 @@ class OpenMemoryTier:
             self._dropped.add(version)  # what is damaged of it the agents have freed
             with self._known:
                 self._whole = [other for other in self._whole if other.version != version]
+            if self._whole and self._is_primary:
+                self._committed.go_back_to(self._whole[0].version)  # this program is told of it now
             raise damage
         if not is_own:
             self._recovering.has_loaded(version.step, time.monotonic() - begun, loading.brought_s)
