@@ -53,7 +53,6 @@ class Schedule:
         self._program = -1
         self._kept = 0
         self._lost: list[int] = []  # hosts, since the program was started
-        self._blank: set[int] = set()  # hosts whose agents have had no orders yet since they were lost
         # Those that return have left the program alive.
         self._going_on: dict[str, Callable[[int], None]] = {
             "agent killed": self._kill_agent,
@@ -67,7 +66,7 @@ class Schedule:
             "trainer and agent killed": self._kill_both,
             "host lost": self._lose_host,
         }
-        if self.host_count > 4:  # of so many two may go, and most remember what they agreed upon
+        if self.host_count > 2:
             self._ending["two hosts lost"] = self._lose_two
 
     @property
@@ -210,12 +209,7 @@ class Schedule:
         self._lose(programs, [victim, other])
 
     def _lose(self, programs: Programs, victims: list[int]) -> None:
-        """Loses hosts at once: others than chosen, if more than half of the agents would remember nothing."""
-        agents = self._cluster.agents
-        self._blank = {index for index in self._blank if not agents[index].number("is_training")}
-        if self.host_count > 1 and 2 * len(self._blank | set(victims)) > self.host_count:
-            victims = sorted(self._blank)
-        self._blank.update(victims)
+        """Loses hosts at once, whatever the others remember."""
         self._lost += victims
         self._cluster.lose_hosts(victims)
         if min(victims) >= self._trainers:

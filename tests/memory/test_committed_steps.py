@@ -6,7 +6,6 @@ the same of both.
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import warnings
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from tests.support.agents import (
     HANG_S,
     RUN,
     Agent,
+    lose,
     memory_directory,
     running_agent,
     running_agents,
@@ -149,16 +149,6 @@ def test_the_directory_comes_before_what_is_in_doubt(agents: list[Agent], root: 
         assert checkpointer.latest is not None
         assert (checkpointer.latest.step, checkpointer.latest.tiers) == (2, ("directory",))
         assert fingerprint(checkpointer.load(3)) == fingerprint(state_of("numpy", 3)), "as it is asked for"
-
-
-def lose(agents: list[Agent]) -> None:
-    """Loses hosts at once, and has others in their places."""
-    for agent in agents:
-        agent.kill()
-    for agent in agents:
-        shutil.rmtree(agent.directory)
-        agent.directory.mkdir(mode=0o700)
-        agent.start()
 
 
 @pytest.mark.share(2)

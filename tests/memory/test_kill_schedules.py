@@ -25,10 +25,10 @@ FAULTS = 6
 @pytest.mark.parametrize("seed", range(COUNT))
 @pytest.mark.parametrize(
     ("hosts", "trainers", "copies"),
-    [(1, 1, 1), (3, 3, 2), (5, 2, 2)],
-    ids=["one-host", "three-hosts", "five-hosts"],
+    [(1, 1, 1), (2, 2, 2), (3, 3, 2), (5, 2, 2)],
+    ids=["one-host", "two-hosts", "three-hosts", "five-hosts"],
 )
-@pytest.mark.share(3)
+@pytest.mark.share(4)
 def test_what_was_kept_is_restored(tmp_path: Path, hosts: int, trainers: int, copies: int, seed: int) -> None:
     """The memory of a host outlives trainer and agent; of several hosts, also the loss of any one, and of two
     at once unless they had both copies of a shard. What is lost is said."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -155,6 +156,17 @@ def running_agents(
             own = [f"--listen={host.address}", f"--host={host.name}", *common, *options]
             agents.append(stack.enter_context(running_agent(directory / host.name, options=own, **others)))
         yield agents
+
+
+def lose(agents: Sequence[Agent], *, are_replaced: bool = True) -> None:
+    """Loses hosts at once, and has others in their places, unless their agents are started later."""
+    for agent in agents:
+        agent.kill()
+    for agent in agents:
+        shutil.rmtree(agent.directory)
+        agent.directory.mkdir(mode=0o700)
+        if are_replaced:
+            agent.start()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -45,6 +45,7 @@ class OneHostStore:
     def __init__(self, agent: OwnAgent, sequence: str, versions_per_shard: int) -> None:
         self.epoch: int = 0
         self.lost: Version | None = None
+        self.disagreement: str | None = None
         self.kept, self.kept_while_saving = versions_per_shard, versions_per_shard - 1
         self._agent = agent
         self._sequence = sequence

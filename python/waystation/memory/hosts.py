@@ -6,12 +6,13 @@ token: whatever an earlier one still runs is refused. Epochs change beneath a pr
 lost has come back, or the one that coordinates was replaced. The processes go on then, and save in the new
 epoch.
 
-What can go wrong, in order: an agent has not been heard of by all, or the agents do not agree in time (the
-tier is opened again with the next save, under the same token, so that the recovery that is under way goes
-on); a newer program has begun (Fenced); epochs change while a step is saved (that save fails, the next is in
-the new epoch); copies on other hosts take too long (the version counts as not saved, and the agents give it
-up). Invariants: all processes save a step in the same epoch; a version is offered only as agents have
-decided.
+What can go wrong, in order: an agent has not been heard of by all, or the agents do not agree in time (what
+the hosts of this program have whole is restored all the same, and saves begin once the agents agree, under
+the same token, so that the recovery that is under way goes on); a newer program has begun (Fenced); epochs
+change while a step is saved (that save fails, the next is in the new epoch); copies on other hosts take too
+long (the version counts as not saved, and the agents give it up). Invariants: all processes save a step in
+the same epoch; a version is offered only as agents have decided, or, where they do not agree, if every shard
+of it is with the agents of this program's hosts.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from waystation.coordination import Session
 from waystation.memory.agent import PATIENCE_S, OwnAgent, check_room
 from waystation.memory.exposition import samples_of
 from waystation.memory.opened import ShardSource
-from waystation.memory.versions import Version, Whole, offers
+from waystation.memory.versions import Version, Whole, offers, take_stock
 
 # How long a save waits for the agents to be of one mind before it is left out.
 AGREEMENT_S = 1.0
@@ -56,6 +57,7 @@ class ManyHostsStore:
         kept_while_saving: See `VersionStore`.
         doubted: See `VersionStore`.
         lost: See `VersionStore`.
+        disagreement: See `VersionStore`: which agents are missing.
         program: The token of the program.
     """
 
@@ -68,6 +70,7 @@ class ManyHostsStore:
         self.kept = self.kept_while_saving = versions
         self.doubted: frozenset[Version] = frozenset()
         self.lost: Version | None = None
+        self.disagreement: str | None = None
         self.program: int = program
         self._agent = agent
         self._sequence = sequence
@@ -93,10 +96,19 @@ class ManyHostsStore:
 
     def begin(self, session: Session, timeout_s: float) -> list[Whole]:
         """Has the agents recover for this program, and waits until they have; returns the versions that can
-        be loaded, the newest first."""
+        be loaded, the newest first. Where they do not agree, a version of which the hosts of this program
+        have every shard proves itself.
+
+        Raises:
+            Unavailable: They do not agree, and there is none.
+        """
         self._recover(session, timeout_s)
-        session.round(self._check_room, lambda _: b"")
-        return self.offered(session)
+        if self.disagreement is None:
+            session.round(self._check_room, lambda _: b"")
+            return self.offered(session)
+        if not (whole := self._whole_here(session)):
+            raise Unavailable(self.disagreement)
+        return whole
 
     def _check_room(self) -> bytes:
         """Whether the agent of this host has as many slots as it is to keep versions, and one for the next.
@@ -120,26 +132,45 @@ class ManyHostsStore:
         return 0.0
 
     def _recover(self, session: Session, timeout_s: float) -> None:
-        client = self._agent.waiting(timeout_s)
+        """Has the agents recover for this program; if they have not in time, `disagreement` says why."""
+        client = self._agent.waiting(timeout_s) if timeout_s else self._agent.saver
 
         def work() -> bytes:
             standing = self._awaited(client, _is_training, timeout_s)
-            if not _is_training(standing):
-                silent = [name for name, is_heard in standing["hosts"].items() if not is_heard]
-                not_heard = f"; not heard of: {', '.join(silent)}" if silent else ""
-                agents = len(standing["hosts"])
-                raise Unavailable(
-                    f"the agents of the hosts have not recovered for this program within {timeout_s:g} s"
-                    f"{not_heard}. Of {agents} agents {agents // 2 + 1} have to run that have not lost their "
-                    "memory. Where fewer are left, give all agents new directories: what memory had cannot "
-                    "be used any more, and programs go on from the checkpoints in the directory"
-                )
-            return str(standing["epoch"]).encode()
+            silent = [name for name, is_heard in standing["hosts"].items() if not is_heard]
+            epoch = standing["epoch"] if _is_training(standing) else 0
+            return json.dumps([epoch, silent, len(standing["hosts"])]).encode()
 
         def decide(parts: Sequence[bytes]) -> bytes:
-            return str(min(map(int, parts))).encode()
+            told = [json.loads(part) for part in parts]
+            if all(epoch for epoch, _, _ in told):
+                return json.dumps([min(epoch for epoch, _, _ in told), None]).encode()
+            silent = {name for epoch, names, _ in told if not epoch for name in names}
+            return json.dumps([None, _disagreement(sorted(silent), told[0][2], timeout_s)]).encode()
 
-        self._first_epoch = int(session.round(work, decide))
+        self._first_epoch, self.disagreement = json.loads(session.round(work, decide))
+
+    def _agree(self, session: Session) -> None:
+        """Has the agents recover, for saves.
+
+        Raises:
+            Unavailable: They do not agree in time.
+        """
+        self._recover(session, min(self._agent.deadline_s, PATIENCE_S))
+        if self.disagreement is not None:
+            raise Unavailable(self.disagreement)
+
+    def _whole_here(self, session: Session) -> list[Whole]:
+        """The versions of which the agents of this program's hosts have every shard, the newest first."""
+
+        def work() -> bytes:
+            return json.dumps(self._agent.client.inventory()).encode()
+
+        def decide(parts: Sequence[bytes]) -> bytes:
+            stock = take_stock(self._sequence, map(json.loads, parts))
+            return json.dumps([entry.to_json() for entry in stock.whole]).encode()
+
+        return [Whole.from_json(entry) for entry in json.loads(session.round(work, decide))]
 
     def _awaited(
         self, client: _native.AgentClient, is_enough: Callable[[dict[str, Any]], bool], timeout_s: float
@@ -169,6 +200,11 @@ class ManyHostsStore:
         """See `VersionStore`."""
         if goes_back:
             self._go_back(session)
+        elif self._first_epoch is None:
+            if not waits:
+                return False
+            self._agree(session)
+            session.round(self._check_room, lambda _: b"")
         epoch = self._agreed_epoch(session, waits=waits)
         self.epoch = epoch or self.epoch
         return epoch != 0
@@ -183,7 +219,7 @@ class ManyHostsStore:
         if self._first_epoch is not None:
             program = session.broadcast(lambda: str(new_program(self.program)).encode())
             self.program, self._first_epoch = int(program), None
-        self._recover(session, min(self._agent.deadline_s, PATIENCE_S))
+        self._agree(session)
 
     def _agreed_epoch(self, session: Session, *, waits: bool) -> int:
         """The epoch in which all agents take versions; 0 if there is none now and that is not waited for."""
@@ -247,6 +283,10 @@ class ManyHostsStore:
     def offered(self, session: Session) -> list[Whole]:
         """See `VersionStore`. Agents that are recovering are waited for: an agent that was killed knows of
         no version until the others have told it."""
+        if self._first_epoch is None:
+            self._recover(session, 0.0)
+        if self.disagreement is not None:
+            return self._whole_here(session)
 
         def work() -> bytes:
             client = self._agent.client
@@ -304,6 +344,16 @@ class ManyHostsStore:
 
 def _is_training(standing: dict[str, Any]) -> bool:
     return bool(standing["is_training"])
+
+
+def _disagreement(silent: Sequence[str], agent_count: int, timeout_s: float) -> str:
+    not_heard = f"; not heard of: {', '.join(silent)}" if silent else ""
+    return (
+        f"the agents of the hosts have not recovered for this program within {timeout_s:g} s{not_heard}. Of "
+        f"{agent_count} agents {agent_count // 2 + 1} have to run that have not lost their memory, or all of "
+        "them, new ones in the places of those that are lost: start those that are missing. Until then only "
+        "what the hosts of this program have whole in memory is restored, and nothing is saved there"
+    )
 
 
 def new_program(*known: int) -> int:

@@ -147,6 +147,7 @@ class OpenMemoryTier:
         self._loaded: set[Version] = set()  # of earlier programs, since the last save
         self._dropped: set[Version] = set()  # damaged or deleted
         self._doubted: frozenset[Version] = frozenset()  # that programs began with in vain
+        self._recorded: Version | None = None  # the newest commit, as the directory has it
         self._told: set[Version] = set()  # of what was warned of, as lost or in doubt
         self._has_older = True  # versions in the store that this program has not saved
         self._uncommitted: Version | None = None  # of what is whole
@@ -193,6 +194,7 @@ class OpenMemoryTier:
             with self._degrading("be opened", None, (MemoryTooSmall,)):
                 self._open(limited, is_waited_for=True)
             if self._store is not None:
+                self._tell_disagreement(self._store)
                 self._tell_doubts(self._store)
             if not start_from_nothing:
                 self._require_beginning(limited)
@@ -252,13 +254,34 @@ class OpenMemoryTier:
         remembered = {Version(*version) for version in json.loads(session.broadcast(spent))}
         self._doubted = frozenset((store.doubted | remembered) - self._loaded)
 
+        def committed() -> bytes:
+            version = self._committed.read()
+            return json.dumps(None if version is None else [version.epoch, version.step]).encode()
+
+        version = json.loads(session.broadcast(committed))
+        self._recorded = None if version is None else Version(*version)
+
+    def _lost(self, store: VersionStore) -> Version | None:
+        """The newest commit, if it can be restored no more: agents know that, or only the record does."""
+        if store.lost is not None or self._recorded is None:
+            return store.lost
+        is_there = any(entry.version >= self._recorded for entry in self._whole)
+        return None if is_there or store.disagreement is not None else self._recorded
+
+    def _tell_disagreement(self, store: VersionStore) -> None:
+        """Warns where agents do not agree, and what this program's hosts have is restored all the same."""
+        if store.disagreement is None:
+            return
+        self._log("memory_disagreement", None, None, store.disagreement)
+        warnings.warn(store.disagreement, MemoryTierWarning, stacklevel=_ABOVE)
+
     def _tell_doubts(self, store: VersionStore) -> None:
         """Warns of what was lost, and of what is in doubt and would otherwise be restored; of each once."""
         on_disk = self._disk.newest()
         order = candidates(self._whole, None, on_disk, self._doubted)
         doubted = [entry.version for entry in self._whole if entry.version in self._doubted]
         restored = order[0].version.step if order else on_disk
-        lost = store.lost
+        lost = self._lost(store)
         if lost is not None and (restored is None or restored >= lost.step):
             lost = None  # the disk has it, or nothing is left, which is raised
         with self._known:
@@ -537,6 +560,8 @@ class OpenMemoryTier:
             self._dropped.add(version)  # what is damaged of it the agents have freed
             with self._known:
                 self._whole = [other for other in self._whole if other.version != version]
+            if self._whole and self._is_primary:
+                self._committed.go_back_to(self._whole[0].version)  # this program is told of it now
             raise damage
         if not is_own:
             self._recovering.has_loaded(version.step, time.monotonic() - begun, loading.brought_s)
@@ -587,8 +612,11 @@ class OpenMemoryTier:
             for version in versions:
                 if not self._drop(version) and self._is_primary:
                     self._restores.note_deleted(version)
-            if versions and not self._whole and self._is_primary:
-                self._committed.forget()
+            if versions and self._is_primary:
+                if self._whole:
+                    self._committed.go_back_to(self._whole[0].version)
+                else:
+                    self._committed.forget()
         return bool(versions)
 
     def _drop(self, version: Version) -> bool:
@@ -602,10 +630,12 @@ class OpenMemoryTier:
         """Waits for the save in the background."""
         with self._calls:
             self._hear_of_last()
+            self._committed.write()
 
     def close(self) -> None:
         """Is not used any more; idempotent."""
         self.is_closed = True
+        self._committed.write()
 
     @contextlib.contextmanager
     def _session(self, what: str, options: Options) -> Iterator[Session]:

@@ -9,19 +9,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from pathlib import Path
 
 from waystation.memory.versions import Version
 
 COMMITTED_FILE = "memory-committed.json"
 _FORMAT_VERSION = 1
+_WRITTEN_EVERY_S = 1.0
 
 
 class CommittedRecord:
-    """Whether memory has ever had a committed step of a sequence.
+    """The newest committed step that memory has had of a sequence.
 
-    Each program writes it once, after its first commit. A record that cannot be read counts as if something
-    had been committed, because a program that begins from nothing by mistake overwrites what there was.
+    Agents that lost their memory cannot say what was committed, so the record can. It is written at most once
+    a second, and may therefore name an earlier step than the newest. A record that cannot be read counts as
+    if something had been committed, because a program that begins from nothing by mistake overwrites what
+    there was.
 
     Args:
         root: The directory.
@@ -29,7 +33,8 @@ class CommittedRecord:
 
     def __init__(self, root: Path) -> None:
         self._path = root / COMMITTED_FILE
-        self._is_noted = False
+        self._unwritten: Version | None = None
+        self._written_at_s: float | None = None
 
     def read(self) -> Version | None:
         """A version that was committed; None if none ever was, as far as is known."""
@@ -42,19 +47,32 @@ class CommittedRecord:
             return Version(0, 0)
 
     def note(self, version: Version) -> None:
-        """A version is committed; the first of this program is written down."""
-        if self._is_noted:
+        """A version is committed, and newer than those before it."""
+        self._unwritten = version
+        now_s = time.monotonic()
+        if self._written_at_s is None or now_s - self._written_at_s >= _WRITTEN_EVERY_S:
+            self._written_at_s = now_s
+            self.write()
+
+    def write(self) -> None:
+        """Writes down what is noted and not written yet."""
+        version, self._unwritten = self._unwritten, None
+        if version is None:
             return
-        self._is_noted = True
         record = {"version": _FORMAT_VERSION, "epoch": version.epoch, "step": version.step}
         written = self._path.with_name(f"{COMMITTED_FILE}.{os.getpid()}")
         with contextlib.suppress(OSError):
             written.write_text(json.dumps(record))
             written.replace(self._path)
 
+    def go_back_to(self, version: Version) -> None:
+        """The program has deleted what was newer."""
+        self._unwritten = version
+        self.write()
+
     def forget(self) -> None:
         """The program has deleted whatever memory had."""
-        self._is_noted = False
+        self._unwritten = self._written_at_s = None
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
 

@@ -25,6 +25,8 @@ class VersionStore(Protocol):
         kept_while_saving: How many can while the next is saved.
         doubted: Versions that programs began with in vain too often, as `offered` has found last.
         lost: The newest commit, if it can be restored no more, as `offered` has found last.
+        disagreement: Why nothing is saved and what is offered is only what the hosts of this program have;
+            None where that is not so.
     """
 
     epoch: int
@@ -32,6 +34,7 @@ class VersionStore(Protocol):
     kept_while_saving: int
     doubted: frozenset[Version]
     lost: Version | None
+    disagreement: str | None
 
     @property
     def sequence(self) -> str:

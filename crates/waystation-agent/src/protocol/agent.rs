@@ -122,13 +122,18 @@ impl Agent {
     fn hear(&mut self, message: ToAgent, outputs: &mut Vec<Output>) {
         self.asked_by = Some(message.epoch().controller);
         match message {
-            ToAgent::Prepare { epoch } => {
-                if self.memory.promised.is_some_and(|promised| promised < epoch) {
-                    self.promise(epoch);
+            ToAgent::Prepare { epoch } => match self.memory.promised {
+                Some(promised) if promised < epoch => self.promise(epoch),
+                None if self.memory.pledged < Some(epoch) => {
+                    self.memory.pledged = Some(epoch);
+                    // What it says of others from now on it was told in this epoch.
+                    self.memory.incarnations.clear();
                 }
-            }
+                _ => {}
+            },
             ToAgent::Admit { epoch, incarnation, incarnations, noted, program } => {
-                if self.memory.promised.is_none() && incarnation == self.memory.incarnation {
+                let is_free = self.memory.promised.is_none() && self.memory.pledged <= Some(epoch);
+                if is_free && incarnation == self.memory.incarnation {
                     self.memory.incarnations = incarnations;
                     self.memory.noted = noted;
                     if let Some(program) = program {
@@ -138,7 +143,7 @@ impl Agent {
                 }
             }
             ToAgent::Learn { epoch, agent, incarnation } => {
-                if self.follows(epoch) && agent != self.id {
+                if self.memory.is_bound(epoch) && agent != self.id {
                     let known = self.memory.incarnations.entry(agent).or_default();
                     *known = incarnation.max(*known);
                 }
@@ -163,7 +168,7 @@ impl Agent {
     }
 
     fn promise(&mut self, epoch: Epoch) {
-        self.memory.promised = Some(epoch);
+        (self.memory.promised, self.memory.pledged) = (Some(epoch), None);
         (self.orders, self.restoring, self.is_verified) = (None, None, false);
         self.kept.clear();
     }
@@ -181,13 +186,14 @@ impl Agent {
         let report = ToController::Report(Report {
             incarnation: memory.incarnation,
             promised: memory.promised,
+            pledged: memory.pledged,
             program: memory.program.clone(),
             incarnations: memory.incarnations.clone(),
             copies: memory.copies.clone(),
             noted: memory.noted.clone(),
             trained: memory.trained,
         });
-        let followed = memory.promised.map(|epoch| epoch.controller);
+        let followed = memory.promised.or(memory.pledged).map(|epoch| epoch.controller);
         for controller in
             followed.into_iter().chain(self.asked_by.filter(|&asked_by| followed != Some(asked_by)))
         {

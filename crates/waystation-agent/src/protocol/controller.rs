@@ -1,7 +1,7 @@
 //! The controller's part: who is alive, which epoch holds, what is committed, what to go back to.
 //!
 //! A pure machine. In order of a recovery: *preparing* asks for promises of a new epoch until a majority has given
-//! them; *gathering* asks for inventories, until all have answered or the time for that is over; *restoring* has
+//! them, and admits agents that remember nothing once all are bound to it, where no majority remembers; *gathering* asks for inventories, until all have answered or the time for that is over; *restoring* has
 //! everybody bring the decision into place, and decides for the next older version if anybody cannot; *training* watches
 //! reports, commits, and begins a recovery when an agent falls silent, comes back without memory, or joins, and when a
 //! newer program begins. As long as there is no program, gathering goes on.

@@ -89,6 +89,21 @@ impl Findings {
         kept
     }
 
+    /// Of each sequence the complete versions from the newest to the first that has `needed` copies of every shard, noted
+    /// or not. Those who noted that one of them is committed may have forgotten it: the one that must not be lost is among
+    /// them, or is older than one that is as safe.
+    pub fn complete(&self, needed: usize) -> BTreeSet<Commit> {
+        let copies = self.inventories.values().flat_map(|found| found.copies.values());
+        let sequences: BTreeSet<u64> = copies.map(|copy| copy.sequence).collect();
+        let mut complete = BTreeSet::new();
+        for found in sequences.into_iter().map(|sequence| self.all_restorable(sequence)) {
+            let safe = found.iter().position(|found| found.fewest_copies() >= needed);
+            let most = safe.map_or(found.len(), |safe| safe + 1);
+            complete.extend(found[..most].iter().map(Restorable::commit));
+        }
+        complete
+    }
+
     /// The newest commit of a sequence, as far as is known, if it cannot be restored.
     pub fn lost(&self, sequence: u64) -> Option<Version> {
         let is_of_another = |version| self.copies_of(version).any(|(_, _, copy)| copy.sequence != sequence);
@@ -175,6 +190,12 @@ pub fn fallbacks(
 }
 
 impl Restorable {
+    /// It, as a commit.
+    fn commit(&self) -> Commit {
+        let digests = self.shards.iter().map(|(copy, _)| copy.digest);
+        Commit { version: self.version, manifest: manifest_digest(self.version, digests) }
+    }
+
     fn fewest_copies(&self) -> usize {
         self.shards.iter().map(|(_, holders)| holders.len()).min().unwrap_or(0)
     }

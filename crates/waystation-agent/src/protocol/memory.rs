@@ -38,6 +38,10 @@ pub struct Memory {
     pub incarnation: u64,
     /// None if this start has forgotten what was promised before.
     pub promised: Option<Epoch>,
+    /// As long as that is forgotten, the greatest epoch that this start was asked to promise: it is admitted to none that
+    /// is older. Notes of earlier releases do not have it.
+    #[serde(default)]
+    pub pledged: Option<Epoch>,
     /// The newest that it has heard of.
     pub program: Option<Program>,
     /// The starts without memory of other agents.
@@ -68,6 +72,11 @@ impl Memory {
     /// Of an agent whose host has lost what was in it; greater than every incarnation of this agent before.
     pub fn lost(incarnation: u64) -> Self {
         Self { incarnation, ..Self::default() }
+    }
+
+    /// Whether nothing is done any more in an epoch before this one.
+    pub(super) fn is_bound(&self, epoch: Epoch) -> bool {
+        self.promised.or(self.pledged) == Some(epoch)
     }
 
     /// Counts that a program begins with a version, unless it was counted for it.

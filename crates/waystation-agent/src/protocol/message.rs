@@ -15,12 +15,13 @@ use super::pairs;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum ToAgent {
-    /// Promise to follow no older epoch.
+    /// Promise to follow no older epoch; if you remember nothing, pledge that you will be admitted to no older one.
     Prepare {
         /// To promise.
         epoch: Epoch,
     },
-    /// Promise this epoch although you remember nothing: a majority of others knows that you forgot.
+    /// Promise this epoch although you remember nothing: a majority of others knows that you forgot, or all do and nobody
+    /// follows an older epoch any more.
     Admit {
         /// To promise.
         epoch: Epoch,
@@ -29,7 +30,7 @@ pub enum ToAgent {
         /// The newest starts without memory that are known, of all agents.
         #[serde(with = "pairs")]
         incarnations: BTreeMap<AgentId, u64>,
-        /// The commits that a majority knows of.
+        /// The commits that the others know of, and what counts as committed from now on.
         noted: BTreeSet<Commit>,
         /// The newest program that anybody has heard of.
         program: Option<Program>,
@@ -114,6 +115,8 @@ pub struct Report {
     pub incarnation: u64,
     /// None if it has forgotten, and was not admitted since.
     pub promised: Option<Epoch>,
+    /// If so, the greatest epoch that it was asked to promise.
+    pub pledged: Option<Epoch>,
     /// The newest that it has heard of.
     pub program: Option<Program>,
     /// The starts without memory that it has taken note of.
@@ -126,6 +129,13 @@ pub struct Report {
     pub noted: BTreeSet<Commit>,
     /// The epoch of the last orders: what is noted counts in that epoch. Its first orders say anew what is noted.
     pub trained: Option<Epoch>,
+}
+
+impl Report {
+    /// The epoch before which this start of the agent does nothing any more.
+    pub fn bound(&self) -> Option<Epoch> {
+        self.promised.or(self.pledged)
+    }
 }
 
 /// What an agent can give to a recovery.

@@ -16,8 +16,9 @@
 //! | `placement` | who keeps copies of whose shards |
 //! | `election` | who is the controller |
 //!
-//! A majority of agents must remember what they promised: if more lose their memory at once, no epoch can begin,
-//! and the run is founded anew from the disk. Two hosts therefore need a third agent, which may keep no shards.
+//! A majority of agents must remember what they promised, or all must be there: if more lose their memory at once, an
+//! epoch begins once every agent is heard, those that replace the lost ones included, with whatever is complete in their
+//! memory.
 
 pub mod agent;
 pub mod controller;

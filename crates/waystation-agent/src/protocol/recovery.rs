@@ -77,15 +77,17 @@ impl Controller {
         self.decide(outputs);
     }
 
-    /// Has others take note of agents that remember nothing, and admits those of which a majority knows.
+    /// Has others take note of agents that remember nothing, and admits those of which a majority knows, or all do.
     pub(super) fn admit(&self, outputs: &mut Vec<Output>) {
-        if matches!(self.phase, Phase::Preparing | Phase::Ended) {
+        if matches!(self.phase, Phase::Ended) {
             return;
         }
-        for (agent, message) in self.quorum.admissions(self.epoch, self.program.as_ref()) {
+        let needed = self.settings.needed_copies();
+        let is_preparing = matches!(self.phase, Phase::Preparing);
+        for (agent, message) in self.quorum.admissions(self.epoch, self.program.as_ref(), needed) {
             let is_admitted = matches!(message, ToAgent::Admit { .. });
             outputs.push(Output::ToAgent(agent, message));
-            if is_admitted {
+            if is_admitted && !is_preparing {
                 outputs.push(Output::ToAgent(agent, ToAgent::Gather { epoch: self.epoch }));
             }
         }

@@ -46,7 +46,8 @@ pub enum Action {
 /// What has ever been, as far as it matters to what must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct History {
-    /// Which versions a majority has noted, and in which epoch.
+    /// Which versions a majority has noted, and in which epoch; without those of which hosts that were lost had every copy
+    /// of a shard.
     pub committed: BTreeSet<(Epoch, Version)>,
     /// For each epoch that was trained in: the attempt, the program and the version that it began with.
     pub begun: BTreeMap<Epoch, (u32, u64, Option<Version>)>,
@@ -154,6 +155,16 @@ impl State {
         self.done = Done::default();
     }
 
+    /// Whether a copy of each shard is left.
+    pub fn is_complete(&self, version: Version) -> bool {
+        let copies = self.agents.iter().flat_map(|agent| &agent.memory().copies);
+        let held: BTreeMap<u32, u32> = copies
+            .filter(|(key, _)| key.version == version)
+            .map(|(key, copy)| (key.shard, copy.shard_count))
+            .collect();
+        held.values().next().is_some_and(|&count| held.len() == count as usize)
+    }
+
     /// Controllers that are there, with their hosts.
     pub fn controllers(&self) -> impl Iterator<Item = (u32, u16)> {
         self.controllers.iter().map(|(&number, &(host, _, _))| (number, host))
@@ -210,6 +221,9 @@ impl State {
             Action::Lose { host } => {
                 self.done.losses += 1;
                 self.renew(host, Memory::lost(u64::from(self.done.losses)));
+                let committed = std::mem::take(&mut self.history.committed).into_iter();
+                self.history.committed =
+                    committed.filter(|&(_, version)| self.is_complete(version)).collect();
             }
         }
         self.look();
@@ -262,7 +276,10 @@ impl State {
                 controller::Output::ToAgent(agent, message) if Some(agent.0) == to => messages.push(message),
                 controller::Output::Committed(commit) => {
                     let epoch = self.controllers[&number].2.epoch();
-                    self.history.committed.insert((epoch, commit.version));
+                    // What agents said before they were lost counts, but not against those that are left.
+                    if self.done.losses == 0 || self.is_complete(commit.version) {
+                        self.history.committed.insert((epoch, commit.version));
+                    }
                 }
                 controller::Output::Ended(_) | controller::Output::LeftAlone => {
                     self.controllers.remove(&number);

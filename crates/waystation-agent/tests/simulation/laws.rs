@@ -9,6 +9,8 @@
 //!   out of reach when it decided, or for a newer commit that is as safe. That it was begun with in vain is no reason.
 //! - When a majority has promised an epoch, one of it knows of every commit of older epochs that a majority ever
 //!   notes: what nobody there knows is never committed.
+//! - All of this holds also where majorities lose their memory, as long as every shard of the version still has a copy.
+//!   What is lost with all who knew of it counts as if it had never been.
 //! - No host holds more copies than it may.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -87,6 +89,31 @@ impl Laws {
         let harm = Harm { when_ms, host: host.id.0, keys, epoch };
         self.harms.push(harm.clone());
         self.counted.push(harm);
+    }
+
+    /// A host was lost. What no agent is bound by any more, nobody can ever go on with: it counts as if it had never been.
+    pub fn lose(&mut self, hosts: &[Host]) {
+        let bound = hosts.iter().filter_map(|host| host.remembers().promised.or(host.remembers().pledged));
+        let newest = bound.max().unwrap_or_default();
+        self.programs.retain(|epoch, _| *epoch <= newest);
+        self.known.retain(|epoch, _| *epoch <= newest);
+        self.noted.retain(|(epoch, _), _| *epoch <= newest);
+        self.issued.retain(|(epoch, _), _| *epoch <= newest);
+        self.established = self.known.keys().next_back().copied().unwrap_or_default();
+        if self.reference.is_some_and(|reference| self.fewest_copies(hosts, reference) == 0) {
+            self.refer_to(None);
+        }
+    }
+
+    /// How many hosts have an intact copy of the rarest shard of a version.
+    pub fn fewest_copies(&self, hosts: &[Host], version: Version) -> usize {
+        self.fewest_copies_at(hosts, version, &|_| true)
+    }
+
+    fn fewest_copies_at(&self, hosts: &[Host], version: Version, counts: &dyn Fn(&Host) -> bool) -> usize {
+        let of_version = Key { version, shard: 0 }..=Key { version, shard: u32::MAX };
+        let holders = |key: Key| hosts.iter().filter(|host| counts(host) && host.holds(key)).count();
+        self.truth.range(of_version).map(|(&key, _)| holders(key)).min().unwrap_or(0)
     }
 
     /// Processes begin with what they have read, shard by shard. Returns its lineage.
@@ -184,11 +211,9 @@ impl Laws {
         let Some(version) = self.reference else { return };
         let needed = settings.needed_copies();
         let of_version = |version| Key { version, shard: 0 }..=Key { version, shard: u32::MAX };
-        let fewest_at = |version, counts: &dyn Fn(&Host) -> bool| {
-            let holders = |key: Key| hosts.iter().filter(|host| counts(host) && host.holds(key)).count();
-            self.truth.range(of_version(version)).map(|(&key, _)| holders(key)).min().unwrap_or(0)
-        };
-        let fewest_of = |version| fewest_at(version, &|_| true);
+        let fewest_at =
+            |version, counts: &dyn Fn(&Host) -> bool| self.fewest_copies_at(hosts, version, counts);
+        let fewest_of = |version| self.fewest_copies(hosts, version);
         let fewest = fewest_of(version);
         // Damage that nobody has found yet is still to come: others free their copies because that one is there.
         let is_hidden = |host: &Host| {

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use waystation_agent::protocol::controller::{Controller, Settings};
 use waystation_agent::protocol::memory::{Limits, Memory};
-use waystation_agent::protocol::names::{Commit, Epoch, Key, SealedCopy, Version, manifest_digest};
+use waystation_agent::protocol::names::{AgentId, Commit, Epoch, Key, SealedCopy, Version, manifest_digest};
+use waystation_agent::protocol::placement;
 
 use super::host::{Host, digest_of};
 use super::laws::{Laws, Truth};
@@ -196,4 +197,67 @@ fn a_loss_counts_as_long_as_others_may_count_on_what_is_lost() {
     hosts[2].bytes.clear();
     lose(&mut hosts, 1);
     assert!(hosts.iter().all(|host| !host.holds(key)), "two losses, two copies: it may be gone");
+}
+
+/// Hosts of which each is a domain, and whose program has trained for a while and saves no more.
+fn paused(hosts: u16, copies: usize) -> World {
+    let settings = Settings { domains: (0..hosts.into()).collect(), copies, ..settings() };
+    let mut world = World::new(1, settings, hosts.into());
+    pass(&mut world, 8_000);
+    world.is_paused = true;
+    pass(&mut world, 2_000);
+    world
+}
+
+/// What the newest orders that any agent has let a program begin with.
+fn base(world: &World) -> Option<Option<Version>> {
+    let agents = world.hosts.iter().filter_map(|host| host.agent.as_ref());
+    let orders = agents.filter_map(|agent| agent.orders()).max_by_key(|orders| orders.epoch)?;
+    Some(orders.base.map(|base| base.version))
+}
+
+/// Loses hosts at once, and has others in their places; what the newest commit has left is begun with within 10 s, and
+/// commits go on.
+fn survive(hosts: u16, copies: usize, lost: u16) {
+    let mut world = paused(hosts, copies);
+    let what = format!("of {hosts} hosts with {copies} copies {lost:b} are lost");
+    let version = world.committed.unwrap_or_else(|| panic!("{what}: nothing was committed"));
+    let all = (0..hosts).map(AgentId);
+    let (owners, domains) = (all.clone().collect::<Vec<_>>(), world.settings.domains.clone());
+    let placed = placement::holders_of(&owners, &all.collect(), &domains, copies);
+    let is_lost = |host: u16| lost & 1 << host != 0;
+    let is_left = placed.iter().all(|holders| holders.iter().any(|holder| !is_lost(holder.0)));
+    for host in (0..hosts).filter(|&host| is_lost(host)) {
+        world.lose(host, 1, 500);
+    }
+    assert_eq!(world.laws.fewest_copies(&world.hosts, version) > 0, is_left, "{what}: placement");
+    let until_ms = world.now_ms + 10_000;
+    let begins = |world: &World| match base(world) {
+        Some(base) if is_left => {
+            base == Some(version) && (0..hosts).all(|host| trained(world, host).is_some())
+        }
+        Some(base) => base < Some(version) && (0..hosts).all(|host| trained(world, host).is_some()),
+        None => false,
+    };
+    // Those that are left follow the orders of before until they hear of the others.
+    pass(&mut world, 600);
+    while !begins(&world) && world.now_ms < until_ms {
+        pass(&mut world, 100);
+    }
+    assert!(begins(&world), "{what}: after 10 s there is {:?} to begin with, not {version:?}", base(&world));
+    world.is_paused = false;
+    pass(&mut world, 6_000);
+    assert!(world.committed.is_some_and(|newest| newest != version), "{what}: nothing is committed any more");
+}
+
+/// Of two hosts one, of four two: no majority remembered, and the tier was dead for ever, though a copy of each shard was
+/// there.
+#[test]
+fn whichever_hosts_are_lost_what_has_a_copy_of_every_shard_is_gone_on_from() {
+    let is_long = std::env::var_os("WAYSTATION_TEST_LONG").is_some();
+    for hosts in 2..=if is_long { 8 } else { 4 } {
+        for copies in 2..=hosts.min(3) {
+            (1..1 << hosts).for_each(|lost| survive(hosts, copies.into(), lost));
+        }
+    }
 }

@@ -4,7 +4,7 @@ use waystation_agent::protocol::Agent;
 use waystation_agent::protocol::controller::Settings;
 use waystation_agent::protocol::events::Input;
 use waystation_agent::protocol::message::ToPeer;
-use waystation_agent::protocol::names::{AgentId, Key};
+use waystation_agent::protocol::names::{AgentId, Key, Version};
 
 use super::network::{CALM, Weather};
 use super::random::Random;
@@ -29,14 +29,16 @@ pub fn play(seed: u64, is_told: bool) -> Outcome {
     let mut random = Random::new(seed ^ 0x57a7_1015);
     let settings = settings(&mut random);
     let processes = settings.domains.len() + usize::from(random.permille(300));
-    let mut storm = Storm { world: World::new(seed, settings, processes), random, incarnation: 0, faults: 0 };
+    let spares_majority = random.permille(600);
+    let world = World::new(seed, settings, processes);
+    let mut storm = Storm { world, random, spares_majority, incarnation: 0, faults: 0 };
     storm.world.is_told = is_told;
     storm.run(seed)
 }
 
 fn settings(random: &mut Random) -> Settings {
-    let hosts = 3 + random.below(3) as u16;
-    let copies = if random.permille(250) { 3 } else { 2 };
+    let hosts = 2 + random.below(4) as u16;
+    let copies = if hosts > 2 && random.permille(250) { 3 } else { 2 };
     Settings {
         domains: (0..u32::from(hosts)).map(|host| host % 3).collect(),
         copies,
@@ -52,6 +54,8 @@ fn settings(random: &mut Random) -> Settings {
 struct Storm {
     world: World,
     random: Random,
+    /// Whether a majority always remembers what it promised.
+    spares_majority: bool,
     /// The greatest that any host has.
     incarnation: u64,
     faults: u64,
@@ -144,13 +148,14 @@ impl Storm {
         self.world.after(delay_ms, Event::StartAgent { host, process });
     }
 
-    /// A host and all its memory, unless too few would be left that remember what they promised.
+    /// A host and all its memory; where a majority is spared, unless too few would be left that remember what they promised.
     fn lose_host(&mut self) {
         let hosts = &self.world.hosts;
         let remember = hosts.iter().filter(|host| host.remembers().promised.is_some()).count();
         let host = self.some_host();
         let found = &self.world.hosts[usize::from(host)];
-        if found.remembers().promised.is_some() && remember <= self.world.settings.domains.len() / 2 + 1 {
+        let is_needed = self.spares_majority && found.remembers().promised.is_some();
+        if is_needed && remember <= self.world.settings.domains.len() / 2 + 1 {
             return;
         }
         self.incarnation += 1;
@@ -250,6 +255,10 @@ impl World {
         self.laws.harm(self.now_ms, found, keys);
         found.lose(incarnation);
         let process = found.process;
+        self.laws.lose(&self.hosts);
+        let is_left = |version: &Version| self.laws.fewest_copies(&self.hosts, *version) > 0;
+        self.committed_before = self.committed_before.filter(is_left);
+        self.committed = self.committed.filter(is_left);
         for run in self.runs.values_mut() {
             run.on(AgentId(host)).for_each(|process| process.is_alive = false);
         }

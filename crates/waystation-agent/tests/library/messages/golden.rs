@@ -81,11 +81,22 @@ fn to_controllers() -> Vec<ToController> {
         ToController::Report(Report {
             incarnation: 0,
             promised: Some(EPOCH),
+            pledged: None,
             program: Some(program()),
             incarnations: BTreeMap::from([(AgentId(2), 8)]),
             copies: copies.clone(),
             noted: BTreeSet::from([commit()]),
             trained: Some(OLDER),
+        }),
+        ToController::Report(Report {
+            incarnation: 8,
+            promised: None,
+            pledged: Some(EPOCH),
+            program: None,
+            incarnations: BTreeMap::from([(AgentId(0), 4)]),
+            copies: BTreeMap::new(),
+            noted: BTreeSet::new(),
+            trained: None,
         }),
         ToController::Inventory(Inventory {
             epoch: EPOCH,

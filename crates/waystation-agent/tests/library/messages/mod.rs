@@ -126,15 +126,17 @@ fn to_agents() -> impl Strategy<Value = ToAgent> {
 
 fn to_controllers() -> impl Strategy<Value = ToController> {
     let held = || (btree_map(keys(), copies(), 0..6), btree_set(commits(), 0..3), option::of(programs()));
-    let report = (numbers(), option::of(epochs()), btree_map(agents(), numbers(), 0..3), held());
+    let bound = (option::of(epochs()), option::of(epochs()));
+    let report = (numbers(), bound, btree_map(agents(), numbers(), 0..3), held());
     let inventory =
         (epochs(), numbers(), held(), btree_map(versions(), 0..4u32, 0..3), option::of(numbers()));
     prop_oneof![
-        report.prop_map(|(incarnation, promised, incarnations, (copies, noted, program))| {
+        report.prop_map(|(incarnation, (promised, pledged), incarnations, (copies, noted, program))| {
             let trained = promised;
             ToController::Report(Report {
                 incarnation,
                 promised,
+                pledged,
                 program,
                 incarnations,
                 copies,
@@ -187,16 +189,18 @@ pub fn envelopes() -> impl Strategy<Value = Envelope> {
 pub fn memories() -> impl Strategy<Value = Memory> {
     let beginnings =
         (0..4u32, numbers(), epochs()).prop_map(|(count, token, epoch)| Beginnings { count, token, epoch });
-    let promises = (option::of(epochs()), option::of(epochs()), option::of((epochs(), 0..4u32)));
+    let bound = (option::of(epochs()), option::of(epochs()));
+    let promises = (bound, option::of(epochs()), option::of((epochs(), 0..4u32)));
     let held = (btree_map(keys(), copies(), 0..4), btree_set(commits(), 0..3));
     let begun = (option::of(numbers()), btree_map(versions(), beginnings, 0..3));
     let known = (numbers(), option::of(programs()), btree_map(agents(), numbers(), 0..3));
     (promises, held, begun, known).prop_map(
-        |((promised, trained, restored), (copies, noted), (begun, fruitless), known)| {
+        |(((promised, pledged), trained, restored), (copies, noted), (begun, fruitless), known)| {
             let (incarnation, program, incarnations) = known;
             Memory {
                 incarnation,
                 promised,
+                pledged,
                 program,
                 incarnations,
                 copies,

@@ -152,6 +152,7 @@ fn who_is_lost_while_a_decision_is_carried_out_makes_a_new_one_necessary() {
     let report = Report {
         incarnation: 1,
         promised: None,
+        pledged: None,
         program: None,
         incarnations: BTreeMap::new(),
         copies: BTreeMap::new(),
@@ -403,6 +404,7 @@ fn heard(epoch: Epoch) -> ToController {
     ToController::Report(Report {
         incarnation: 0,
         promised: Some(epoch),
+        pledged: None,
         program: None,
         incarnations: BTreeMap::new(),
         copies: BTreeMap::new(),

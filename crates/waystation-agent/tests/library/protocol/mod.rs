@@ -261,6 +261,7 @@ fn who_is_admitted_learns_of_commits() {
     let report = |noted: &[Commit]| Report {
         incarnation: 0,
         promised: Some(epoch(2)),
+        pledged: None,
         program: None,
         incarnations: BTreeMap::from([(AgentId(2), 4)]),
         copies: BTreeMap::new(),
@@ -271,11 +272,89 @@ fn who_is_admitted_learns_of_commits() {
     quorum.note(AgentId(1), report(&[]));
     let forgetful = Report { incarnation: 4, promised: None, incarnations: BTreeMap::new(), ..report(&[]) };
     quorum.note(AgentId(2), forgetful);
-    let messages = quorum.admissions(epoch(2), Some(&program(6)));
+    let messages = quorum.admissions(epoch(2), Some(&program(6)), 2);
     let [(AgentId(2), ToAgent::Admit { incarnation: 4, noted, program: Some(newest), .. })] =
         messages.as_slice()
     else {
         panic!("{messages:?}");
     };
     assert_eq!((noted, newest), (&BTreeSet::from([commit(1, 5)]), &program(6)));
+}
+
+/// Who was asked by a newer controller was admitted by an older one, in whose epoch others committed what the newer one never
+/// heard of.
+#[test]
+fn who_has_pledged_is_admitted_to_no_older_epoch() {
+    let limits = Limits { copies: 4, versions_of_shard: 2 };
+    let mut agent = Agent::new(AgentId(2), limits, Memory::lost(4));
+    let admit = |number| ToAgent::Admit {
+        epoch: epoch(number),
+        incarnation: 4,
+        incarnations: BTreeMap::new(),
+        noted: BTreeSet::new(),
+        program: None,
+    };
+    let learn = |number| ToAgent::Learn { epoch: epoch(number), agent: AgentId(1), incarnation: 6 };
+    hears(&mut agent, ToAgent::Prepare { epoch: epoch(2) });
+    hears(&mut agent, learn(2));
+    assert_eq!(agent.memory().incarnations, BTreeMap::from([(AgentId(1), 6)]));
+    hears(&mut agent, ToAgent::Prepare { epoch: epoch(3) });
+    hears(&mut agent, ToAgent::Prepare { epoch: epoch(2) });
+    hears(&mut agent, learn(2));
+    hears(&mut agent, admit(2));
+    assert_eq!((agent.memory().promised, agent.memory().pledged), (None, Some(epoch(3))));
+    assert!(
+        agent.memory().incarnations.is_empty(),
+        "what it was told in an older epoch is no answer in this one"
+    );
+    hears(&mut agent, admit(3));
+    assert_eq!((agent.memory().promised, agent.memory().pledged), (Some(epoch(3)), None));
+}
+
+/// The two that had noted a commit were lost, so nobody who was left counted it as one: it was restored once, and let go of
+/// for a version that was lost next.
+#[test]
+fn where_no_majority_remembers_all_admit_each_other_and_what_is_complete_is_committed() {
+    let mut quorum = Quorum::of(3);
+    let forgetful = |known: &[(u16, u64)]| Report {
+        incarnation: 4,
+        promised: None,
+        pledged: Some(epoch(5)),
+        program: None,
+        incarnations: known.iter().map(|&(agent, incarnation)| (AgentId(agent), incarnation)).collect(),
+        copies: BTreeMap::new(),
+        noted: BTreeSet::new(),
+        trained: None,
+    };
+    let remembering = |known: &[(u16, u64)]| Report {
+        incarnation: 0,
+        promised: Some(epoch(5)),
+        pledged: None,
+        copies: [key(1, 3), key(2, 4), key(2, 5)].map(|key| (key, COPY)).into(),
+        noted: BTreeSet::from([commit(1, 3)]),
+        ..forgetful(known)
+    };
+    let admitted = |quorum: &Quorum| -> Vec<AgentId> {
+        let messages = quorum.admissions(epoch(5), None, 2).into_iter();
+        messages.filter(|(_, told)| matches!(told, ToAgent::Admit { .. })).map(|(agent, _)| agent).collect()
+    };
+    quorum.note(AgentId(0), remembering(&[(1, 4), (2, 4)]));
+    quorum.note(AgentId(1), forgetful(&[(2, 4)]));
+    quorum.note(AgentId(2), Report { pledged: Some(epoch(4)), ..forgetful(&[(1, 4)]) });
+    assert_eq!(admitted(&quorum), [], "one of them may still be admitted to the epoch before");
+    quorum.note(AgentId(2), forgetful(&[]));
+    assert_eq!(admitted(&quorum), [], "one of them does not know that the other forgot");
+    let learn = ToAgent::Learn { epoch: epoch(5), agent: AgentId(1), incarnation: 4 };
+    assert_eq!(quorum.admissions(epoch(5), None, 2), [(AgentId(2), learn)]);
+    quorum.note(AgentId(2), forgetful(&[(1, 4)]));
+    assert_eq!(admitted(&quorum), [AgentId(1), AgentId(2)]);
+    let messages = quorum.admissions(epoch(5), None, 2);
+    let Some((_, ToAgent::Admit { noted, .. })) = messages.first() else { panic!("{messages:?}") };
+    assert_eq!(*noted, BTreeSet::from([commit(1, 3), commit(2, 4), commit(2, 5)]));
+    let messages = quorum.admissions(epoch(5), None, 1);
+    let Some((_, ToAgent::Admit { noted, .. })) = messages.first() else { panic!("{messages:?}") };
+    assert_eq!(*noted, BTreeSet::from([commit(1, 3), commit(2, 5)]), "the newest is safe enough");
+    // A later start of one of them is another one.
+    quorum.note(AgentId(1), Report { incarnation: 9, pledged: None, ..forgetful(&[]) });
+    assert_eq!(admitted(&quorum), []);
 }
