@@ -43,21 +43,21 @@ class Selection:
     Attributes:
         states, systems, operations: By their names.
         limit_ways: The ways of the limit that are tried; None for all.
-        maps: Whether loads are measured too after which files are only mapped.
         limit_operations: The operations of the limit, where it is to be measured in others than the systems.
         systems_of, operations_of: Of states that are for some systems or operations alone, these.
         publishers: By state, the system that writes what all others load, instead of each its own.
+        maps: Whether loads are measured too after which files are only mapped.
     """
 
     states: Sequence[str]
     systems: Sequence[str]
     operations: Sequence[str]
     limit_ways: frozenset[str] | None = None
-    maps: bool = True
     limit_operations: Sequence[str] | None = None
     systems_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
     operations_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
     publishers: Mapping[str, str] = field(default_factory=dict)
+    maps: bool = True
 
     def systems_for(self, state: str) -> Sequence[str]:
         """The systems that a state is measured with."""
