@@ -137,3 +137,27 @@ def test_what_has_failed_holds_nothing(tmp_path: Path) -> None:
         [sys.executable, "-c", HELD], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+SAVE = 'waystation.save_async(name, {"a": numpy.ones(1 << 20)})'
+
+
+def run_to_exit(tmp_path: Path, program: str) -> tuple[int, str]:
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    return done.returncode, done.stderr
+
+
+def test_the_first_save_of_all_may_begin_when_the_main_thread_has_ended(tmp_path: Path) -> None:
+    program = f"""
+import threading, numpy, waystation
+
+def save():
+    threading.main_thread().join()
+    name = "a"
+    {SAVE}
+
+threading.Thread(target=save).start()
+"""
+    assert run_to_exit(tmp_path, program) == (0, "")
+    assert waystation.load(tmp_path / "a")["a"].sum() == 1 << 20
