@@ -110,6 +110,16 @@ class _InPlace:
         memory: NDArray[np.uint8] = array.reshape(-1).view(np.uint8)
         return memory
 
+    def span_of(self, target: Target) -> tuple[int, int] | None:
+        """Where such an array begins and ends, if its memory is in one piece."""
+        array: np.ndarray[Any, Any] = target.into
+        if array.size == 0:
+            return None
+        steps = [(extent - 1) * stride for extent, stride in zip(array.shape, array.strides, strict=True)]
+        begin = array.ctypes.data + sum(step for step in steps if step < 0)
+        end = array.ctypes.data + sum(step for step in steps if step > 0) + array.itemsize
+        return (begin, end) if end - begin == array.nbytes else None
+
     def put_into(self, target: Target, leaf: Any) -> np.ndarray[Any, Any]:
         """Such an array, with the values of another."""
         array: np.ndarray[Any, Any] = target.into
