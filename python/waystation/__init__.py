@@ -3,6 +3,9 @@
 Names are imported when they are first used: NumPy and the engine are no part of `waystation --help`.
 """
 
+# For its effect: the interpreter waits for threads at exit only if it knows of them before, and tells by it
+# whether it has waited (`waystation.transfers.handle`).
+import threading as _threading  # noqa: F401
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:

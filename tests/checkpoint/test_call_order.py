@@ -129,6 +129,18 @@ def test_a_save_that_ends_early_leaves_the_order_of_the_others(
     assert waystation.load(path)["step"] == 3
 
 
+def test_one_that_finds_the_checkpoint_of_one_before_says_so(tmp_path: Path) -> None:
+    path, gate = tmp_path / "checkpoint", threading.Event()
+    first = waystation.save_checkpointables_async(path, {"gate": Gate(gate)})
+    second = waystation.save_async(path, {"step": 1})
+    gate.set()
+    first.result()
+    with pytest.raises(errors.Conflict, match="an earlier save of this program") as caught:
+        second.result()
+    assert caught.value.context["path"] == str(path)
+    assert os.listdir(tmp_path) == ["checkpoint"]
+
+
 def test_one_that_is_cancelled_after_the_next_was_called(tmp_path: Path) -> None:
     path, gate = tmp_path / "checkpoint", threading.Event()
     first = begin(path, 1, gate)

@@ -148,6 +148,32 @@ def test_tensors_that_share_memory_are_each_loaded(tmp_path: Path) -> None:
     assert torch.equal(own, values)
 
 
+@pytest.mark.parametrize("framework", ["torch", "numpy", "both"])
+@pytest.mark.parametrize("stored", [np.float32, np.float64], ids=["plain", "cast"])
+@pytest.mark.parametrize("limit_bytes", [None, MIB])
+def test_arrays_that_overlap_in_a_part_of_each_are_refused(
+    tmp_path: Path, framework: str, stored: Any, limit_bytes: int | None
+) -> None:
+    waystation.save(tmp_path / "at", {"a": np.arange(6, dtype=stored), "b": np.arange(6, dtype=stored)})
+    whole = torch.full((10,), -1.0)
+    first: Any = whole if framework == "torch" else whole.numpy()
+    second: Any = whole.numpy() if framework == "numpy" else whole
+    own = {"a": first[:6], "b": second[4:]}
+    with (
+        in_place(limit_bytes),
+        pytest.raises(errors.InvalidInput, match="shares a part of its memory") as raised,
+    ):
+        waystation.load(tmp_path / "at", own)
+    assert "['a']" in str(raised.value)
+    assert raised.value.context["array"] == "['b']"
+    assert whole.tolist() == [-1] * 10
+    apart = {"a": first[:4], "b": second[4:]}
+    waystation.save(tmp_path / "apart", {name: np.ones(len(array), stored) for name, array in apart.items()})
+    with in_place(limit_bytes):
+        waystation.load(tmp_path / "apart", apart)
+    assert whole.tolist() == [1] * 10
+
+
 @pytest.mark.usefixtures("context")
 def test_numpy_arrays_and_what_cannot_change(tmp_path: Path) -> None:
     names = np.array(["a", "bcd"])

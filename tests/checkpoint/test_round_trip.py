@@ -195,3 +195,15 @@ def test_deep_nesting(tmp_path: Path) -> None:
     for _ in range(20_000):
         (loaded,) = loaded
     np.testing.assert_array_equal(loaded, np.arange(3))
+
+
+def test_scalars_of_bytes_and_text_keep_their_nuls(tmp_path: Path) -> None:
+    texts = ("ab\0", "\0", "", "\0\0a\0\0", "ab\ud800")
+    state = {
+        "bytes": [np.bytes_(text.encode("utf-8", "surrogatepass")) for text in texts],
+        "text": [np.str_(text) for text in texts],
+    }
+    for loaded in (round_trip(tmp_path / "at", state), waystation.load(tmp_path / "at", state)):
+        assert_same(state, loaded)
+        for name in ("bytes", "text"):  # which NumPy compares without them
+            assert [list(value) for value in loaded[name]] == [list(value) for value in state[name]]

@@ -427,6 +427,20 @@ def test_saves_beside_each_other_and_beside_a_deletion(tmp_path: Path) -> None:
         deleting.join()
 
 
+def test_readers_of_the_earlier_checkpoint_go_on(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    waystation.save(one, frozen_and_trained(1))
+    with waystation.safetensors.open(one / "state" / "p00000-000.safetensors", framework="numpy") as tensors:
+        expected = {name: tensors.tensor(name) for name in tensors}
+        waystation.save(two, frozen_and_trained(2), unchanged_from=one)
+        assert shared_files(two) != []
+        for name, values in expected.items():
+            np.testing.assert_array_equal(tensors.tensor(name), values)
+        waystation.delete(two)
+        for name, values in expected.items():
+            np.testing.assert_array_equal(tensors.tensor(name), values)
+
+
 # ---- what cannot be shared ---------------------------------------------------------------------
 
 

@@ -137,3 +137,72 @@ def test_what_has_failed_holds_nothing(tmp_path: Path) -> None:
         [sys.executable, "-c", HELD], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+# What an exit function begins, before and after the one of Waystation, which waits for what runs.
+BEGUN_AT_EXIT = """
+import atexit, resource, signal
+import numpy, waystation
+
+def begin(name):
+    {call}
+
+atexit.register(begin, "late")
+waystation.save_async("first", {{"a": 1}}).result()
+atexit.register(begin, "early")
+"""
+SAVE = 'waystation.save_async(name, {"a": numpy.ones(1 << 20)})'
+STEP = """import waystation.training
+    checkpointer = waystation.training.Checkpointer(name)
+    checkpointer.save_async(7, {"a": numpy.ones(1 << 20)})"""
+FAIL = f"""signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+    saving = {SAVE}"""
+
+
+def run_to_exit(tmp_path: Path, program: str) -> tuple[int, str]:
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("call", [SAVE, STEP], ids=["save", "step"])
+def test_the_program_ends_after_the_saves_that_exit_functions_begin(tmp_path: Path, call: str) -> None:
+    assert run_to_exit(tmp_path, BEGUN_AT_EXIT.format(call=call)) == (0, "")
+    for name in ("early", "late"):
+        saved = tmp_path / name
+        loaded = waystation.load(saved if call == SAVE else next(saved.glob("*7")))
+        assert loaded["a"].sum() == 1 << 20
+
+
+def test_saves_that_exit_functions_begin_and_that_fail_are_told(tmp_path: Path) -> None:
+    code, err = run_to_exit(tmp_path, BEGUN_AT_EXIT.format(call=FAIL))
+    assert code == 1
+    for name in ("early", "late"):
+        assert err.count(f"saving '{tmp_path}/{name}' {FAILED}") == 1
+
+
+def test_an_exit_function_that_asks_for_a_failure_has_seen_it(tmp_path: Path) -> None:
+    asking = f"{FAIL}\n    assert isinstance(saving.exception(), OSError)"
+    assert run_to_exit(tmp_path, BEGUN_AT_EXIT.format(call=asking))[0] == 0
+
+
+def test_the_first_save_of_all_may_begin_in_an_exit_function(tmp_path: Path) -> None:
+    program = f"import atexit, waystation, numpy\nname = 'a'\natexit.register(lambda: {SAVE})"
+    assert run_to_exit(tmp_path, program) == (0, "")
+    assert waystation.load(tmp_path / "a")["a"].sum() == 1 << 20
+
+
+def test_the_first_save_of_all_may_begin_when_the_main_thread_has_ended(tmp_path: Path) -> None:
+    program = f"""
+import threading, numpy, waystation
+
+def save():
+    threading.main_thread().join()
+    name = "a"
+    {SAVE}
+
+threading.Thread(target=save).start()
+"""
+    assert run_to_exit(tmp_path, program) == (0, "")
+    assert waystation.load(tmp_path / "a")["a"].sum() == 1 << 20

@@ -39,13 +39,6 @@ def write_into(path: Path) -> None:
         file.write(b"abcd")
 
 
-def write_in_secret(path: Path) -> None:
-    """The modification time is put back; that of the change cannot be."""
-    status = path.stat()
-    write_into(path)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
 def replace(path: Path) -> None:
     other = path.with_name("other")
     shutil.copy2(path, other)
@@ -60,7 +53,6 @@ CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "shorter": (shorten, "it had .* bytes, and has"),
     "longer": (lengthen, "it had .* bytes, and has"),
     "written": (write_into, "written to"),
-    "written in secret": (write_in_secret, "written to"),
     "replaced": (replace, "another file has taken its place"),
     "removed": (remove, "removed"),
 }
@@ -91,6 +83,54 @@ def test_changed_after_it_was_opened(path: Path, case: str, framework: Any, was_
         with pytest.raises(errors.Conflict, match=reason) as caught:
             read()
         assert caught.value.context["path"] == str(path)
+
+
+def link(path: Path) -> None:
+    os.link(path, path.with_name("link"))
+
+
+def unlink(path: Path) -> None:
+    path.with_name("link").unlink(missing_ok=True)
+    link(path)
+    path.with_name("link").unlink()
+
+
+def permit(path: Path) -> None:
+    path.chmod(0o444)
+
+
+@pytest.mark.parametrize("change", [link, unlink, permit])
+@pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
+def test_another_link_and_other_permissions_change_no_content(
+    path: Path, change: Callable[[Path], None], framework: Any
+) -> None:
+    expected = waystation.safetensors.load(path, framework="numpy")["w"]
+    tensors = waystation.safetensors.open(path, framework=framework)
+    tensors.slice("w")[3:5]
+    change(path)
+    for read in (
+        lambda: tensors.tensor("w"),
+        lambda: load(tensors, framework=framework)["w"],
+        lambda: load(tensors, framework=framework, mmap=True)["w"],
+    ):
+        np.testing.assert_array_equal(np.asarray(read()), expected)
+    np.testing.assert_array_equal(np.asarray(tensors.slice("w")[3:5]), expected[3:5])
+
+
+@pytest.mark.parametrize("change", [link, unlink, permit])
+def test_a_link_that_is_made_while_a_file_is_read(
+    path: Path, change: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = waystation.safetensors.load(path, framework="numpy")["w"]
+    start = _native.start_read
+
+    def start_and_change(*arguments: Any, **keywords: Any) -> Any:
+        job = start(*arguments, **keywords)
+        change(path)
+        return job
+
+    monkeypatch.setattr(_native, "start_read", start_and_change)
+    np.testing.assert_array_equal(load(path, framework="numpy")["w"], expected)
 
 
 @pytest.mark.parametrize("case", CHANGES)

@@ -78,6 +78,8 @@ class Filling:
         for batch in batches:
             rest, targets = _targets_of(opened, batch, decided, options, whole if may_be_whole else None)
             arrays.append((batch.codec, rest.incoming(targets)))
+        if loading.in_place and decided.abstracts is not None:
+            _refuse_crossing(decided, arrays, whole)
         self._filling = filling.Filling(opened, options, progress, mappings, arrays, whole=whole)
         self.resident, self.reading = self._filling.resident, self._filling.reading
 
@@ -236,6 +238,29 @@ def _targets_of(
                 _check_cast(stored, asked, rule, index)
                 checked.add((stored, asked))
     return (batch, targets) if whole is None else _divide(opened, batch, targets, whole)
+
+
+def _refuse_crossing(
+    decided: Decided, arrays: Sequence[filling.Batch], whole: Sequence[filling.Whole]
+) -> None:
+    """Raises InvalidInput if two arrays that are loaded into share memory, and each has some of its own."""
+    spans = [
+        span
+        for each in whole
+        for span in in_place.spans_of(each.codec, each.leaves, each.targets, each.given)
+    ]
+    for codec, batch in arrays:
+        leaves, targets = [incoming.leaf for incoming in batch], [incoming.target for incoming in batch]
+        spans += in_place.spans_of(codec, leaves, targets, None)
+    crossing = in_place.first_crossing(spans)
+    if crossing is None:
+        return
+    one, other = crossing
+    error = InvalidInput(
+        f"an array shares a part of its memory with the one at {decided.key_path(one)}, and the two cannot "
+        "both be loaded into; give a copy of it"
+    )
+    raise error.where(array=decided.key_path(other))
 
 
 def _take_given(

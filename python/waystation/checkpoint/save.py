@@ -386,6 +386,7 @@ def open_saving(
         begun_ns=begun_ns,
         is_ordered=True,
         is_flat=is_flat and not is_native,
+        overwrites=overwrite,
     )
 
 

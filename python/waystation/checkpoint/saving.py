@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from waystation import _forks
-from waystation._errors import Cancelled, InvalidInput, WaystationError, WrongType
+from waystation._errors import Cancelled, Conflict, InvalidInput, WaystationError, WrongType
 from waystation._options import Options
 from waystation.checkpoint import prepare, snapshot
 from waystation.checkpoint.handlers import choice
@@ -236,10 +236,12 @@ class Turn:
     Attributes:
         target: The path.
         ended: Set when the save has ended, well or not.
+        has_committed: Whether it has made a checkpoint.
     """
 
     target: str
     ended: threading.Event = field(default_factory=threading.Event)
+    has_committed: bool = False
 
 
 class CallOrder:
@@ -299,6 +301,7 @@ class Saving:
         begun_ns: When the call began, nanoseconds since 1970.
         is_ordered: Whether it commits after those of this process to the same target that were called before.
         is_flat: Whether the one checkpointable lies in the directory of the checkpoint itself.
+        overwrites: Whether it may have the place of another checkpoint.
     """
 
     def __init__(
@@ -312,6 +315,7 @@ class Saving:
         begun_ns: int,
         is_ordered: bool = False,
         is_flat: bool = False,
+        overwrites: bool = True,
     ) -> None:
         require_layout_for_saves(options)
         is_local = options.multiprocessing.primary_host is None
@@ -320,6 +324,7 @@ class Saving:
         self._destination = destination
         self._is_background = False
         self._is_ordered = is_ordered
+        self._overwrites = overwrites
         self._turn = Turn(target)
         self._outer = _outer.get()
         self._before: list[Turn] | None = None  # None: it has no place in the order yet
@@ -537,9 +542,25 @@ class Saving:
             on_copied_out()
 
         self.await_those_before(progress)
-        self._destination.finish(save, progress, copied_out)
+        with self._telling_of_those_before():
+            self._destination.finish(save, progress, copied_out)
+        self._turn.has_committed = True
         self._statistics = self._measured(progress)
         publish(self._statistics)
+
+    @contextlib.contextmanager
+    def _telling_of_those_before(self) -> Iterator[None]:
+        """Says so where a save of this process that was called before has what this one wanted to make."""
+        try:
+            yield
+        except Conflict as error:
+            if self._overwrites or not any(turn.has_committed for turn in self._before or ()):
+                raise
+            raise Conflict(
+                f"an earlier save of this program to '{self.target}' was in flight when this one was called, "
+                "and has made its checkpoint there; save to another path, or replace it with overwrite=True",
+                path=self.target,
+            ) from error
 
     def _measured(self, progress: Progress) -> SaveStatistics:
         """What the save has moved, once it is committed."""

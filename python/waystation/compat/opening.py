@@ -413,5 +413,5 @@ def parsed_header(data: Buffer, file_bytes: int, path: str) -> Header:
         Corrupt: They are not those of a safetensors file of that length.
     """
     metadata, tensors, data_start = _native.parse_safetensors_header(data, file_bytes, path)
-    identity = storage.Identity(0, 0, file_bytes, 0, 0)
+    identity = storage.Identity(0, 0, file_bytes, 0)
     return Header(path, identity, metadata, tensors, data_start, storage.of(path))

@@ -241,6 +241,11 @@ class InPlace(Protocol):
         """The memory of that array, if it is the host's and lies as the only box of the target does."""
         ...
 
+    def span_of(self, target: Target) -> tuple[int, int] | None:
+        """Where the memory of that array begins and ends, if it is in one piece, in whatever order its
+        elements lie there, and has an address of its own among all memory of the process."""
+        ...
+
     def put_into(self, target: Target, leaf: object) -> object:
         """That array, with what `leaf` holds: copied there, unless the leaf was made over its memory."""
         ...

@@ -12,9 +12,9 @@ host memory in batches.
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, partial
 from typing import Any
@@ -155,7 +155,7 @@ def _with_parts(writers: Sequence[PieceWriter]) -> list[list[Any]]:
             writer.parts()
 
     if len(firsts) > 1:
-        with ThreadPoolExecutor(min(len(firsts), os.cpu_count() or 1)) as threads:
+        with concurrent.futures.ThreadPoolExecutor(min(len(firsts), os.cpu_count() or 1)) as threads:
             list(threads.map(make, firsts))
     return [writer.parts() for writer in writers]
 

@@ -77,6 +77,10 @@ class AnyNumpy:
 ANY_NUMPY = AnyNumpy()
 
 
+# Where a scalar of bytes or text goes that was saved as one, and is as long as its dtype says.
+_EXACT_TEXT = "exact text"
+
+
 class _InPlace:
     """Loads into NumPy arrays of the caller."""
 
@@ -105,6 +109,16 @@ class _InPlace:
             return None
         memory: NDArray[np.uint8] = array.reshape(-1).view(np.uint8)
         return memory
+
+    def span_of(self, target: Target) -> tuple[int, int] | None:
+        """Where such an array begins and ends, if its memory is in one piece."""
+        array: np.ndarray[Any, Any] = target.into
+        if array.size == 0:
+            return None
+        steps = [(extent - 1) * stride for extent, stride in zip(array.shape, array.strides, strict=True)]
+        begin = array.ctypes.data + sum(step for step in steps if step < 0)
+        end = array.ctypes.data + sum(step for step in steps if step > 0) + array.itemsize
+        return (begin, end) if end - begin == array.nbytes else None
 
     def put_into(self, target: Target, leaf: Any) -> np.ndarray[Any, Any]:
         """Such an array, with the values of another."""
@@ -177,7 +191,8 @@ class NumpyCodec(Codec):
     def assemble(self, targets: Sequence[Target], boxes: Sequence[list[Any]]) -> list[Any]:
         """The filled buffers themselves; scalars taken out of theirs."""
         return [
-            own[0][()] if target.placement else own[0] for target, own in zip(targets, boxes, strict=True)
+            (_text(own[0]) if target.placement == _EXACT_TEXT else own[0][()]) if target.placement else own[0]
+            for target, own in zip(targets, boxes, strict=True)
         ]
 
     def stays_on_host(self, target: Target) -> bool:
@@ -225,7 +240,8 @@ def _source(leaf: Any) -> ArraySource:
     if "numpy.ma" in sys.modules and isinstance(leaf, np.ma.MaskedArray):
         raise Unsupported("masked arrays cannot be saved; save their .data and .mask as two leaves")
     array = np.asarray(leaf)
-    logical = dtypes.of_numpy(array.dtype)
+    # An array of no bytes or text has room for one element; a scalar of that has none.
+    logical = dtypes.of_numpy(leaf.dtype)
     storage_shape = logical.storage_shape(array.shape)
     return ArraySource(
         array.shape,
@@ -263,7 +279,17 @@ def _placed(stored: StoredArray, dtype: str, _place: Any, index: int) -> Target:
 def _whole(stored: StoredArray, dtype: str, scalar: bool) -> Target:
     dtypes.of_stored(stored)
     shape = tuple(stored.shape)
-    return Target(shape, dtype, [((0,) * len(shape), shape)], placement=scalar)
+    is_text = stored.framework == "scalar" and dtypes.of_stored(stored).host.kind in "SU"
+    placement = _EXACT_TEXT if scalar and is_text else scalar
+    return Target(shape, dtype, [((0,) * len(shape), shape)], placement=placement)
+
+
+def _text(array: np.ndarray[Any, Any]) -> np.bytes_ | np.str_:
+    """A scalar of all the bytes or characters that were saved: NumPy takes NULs at the end for padding."""
+    if array.dtype.kind == "S":
+        return np.bytes_(array.tobytes())
+    order = "be" if array.dtype.str[0] == ">" else "le"
+    return np.str_(array.tobytes().decode(f"utf-32-{order}", "surrogatepass"))
 
 
 CODEC = NumpyCodec()

@@ -85,6 +85,16 @@ def memory_of(target: Target) -> NDArray[np.uint8] | None:
     return memory
 
 
+def span_of(target: Target) -> tuple[int, int] | None:
+    """Where a tensor on the CPU or on a GPU of CUDA begins and ends, if its memory is in one piece."""
+    own = local(target.into, target)
+    if own.device.type not in ("cpu", "cuda") or own.numel() == 0:
+        return None
+    last = sum((extent - 1) * stride for extent, stride in zip(own.shape, own.stride(), strict=True))
+    begin = own.data_ptr()
+    return (begin, begin + own.nbytes) if last + 1 == own.numel() else None
+
+
 def put_into(target: Target, leaf: Any) -> torch.Tensor:
     """The tensor, with the values of another of the same kind."""
     tensor: torch.Tensor = target.into

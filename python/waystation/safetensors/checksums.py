@@ -8,9 +8,9 @@ the blocks that they read against it. It protects against damage, not against th
 from __future__ import annotations
 
 import base64
+import concurrent.futures
 import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -389,7 +389,7 @@ def sum_files(headers: Sequence[Header], on_progress: OnProgress) -> list[FileCh
         chunks = range(0, header.identity.nbytes, _CHUNK_BYTES)
         tasks += [(held + begin, place, begin) for begin in chunks]
     tasks.sort()
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="waystation: sum") as workers:
+    with concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="waystation: sum") as workers:
         parts = workers.map(lambda task: _sum_part(headers[task[1]], task[2]), tasks)
         for (_, place, begin), part in zip(tasks, parts, strict=True):
             found[place].append(part)

@@ -8,9 +8,9 @@ shows.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -108,7 +108,9 @@ def read_headers(paths: Sequence[str]) -> list[Header]:
     if len(paths) < 2:
         return list(map(_read_from, paths, sources))
     most = _THREADS if all(source.engine is None for source in sources) else _THREADS_OF_STORES
-    with ThreadPoolExecutor(min(most, len(paths)), thread_name_prefix="waystation: headers") as readers:
+    with concurrent.futures.ThreadPoolExecutor(
+        min(most, len(paths)), thread_name_prefix="waystation: headers"
+    ) as readers:
         return list(readers.map(_read_from, paths, sources))
 
 

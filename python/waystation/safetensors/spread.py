@@ -8,13 +8,13 @@ is written; `spread_folders.py` says how the files come to stand in their folder
 
 from __future__ import annotations
 
+import concurrent.futures
 import heapq
 import logging
 import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -596,7 +596,9 @@ def _compare(
                     path=placed[number].staged,
                 )
 
-    with ThreadPoolExecutor(len(by_folder), thread_name_prefix="waystation: spread") as workers:
+    with concurrent.futures.ThreadPoolExecutor(
+        len(by_folder), thread_name_prefix="waystation: spread"
+    ) as workers:
         try:
             running = [workers.submit(compare, folder) for folder in by_folder]
             while not all(work.done() for work in running):

@@ -483,7 +483,7 @@ def is_version(path: PathLike, expected: Identity) -> bool:
     """Whether a file is the version that somebody has read; a further name, or other permissions, make no
     other one."""
     found = status(path)
-    return found is not None and found.identity._replace(changed_ns=expected.changed_ns) == expected
+    return found is not None and found.identity == expected
 
 
 def remove_file(path: PathLike, *, expected: Identity | None = None) -> None:

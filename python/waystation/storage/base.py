@@ -20,12 +20,16 @@ Kind = Literal["file", "directory", "link", "other"]
 class Identity(NamedTuple):
     """What tells whether a file is still the same, with the same content.
 
+    The time of the last change of a file's status (`ctime`) is no part of it: a further link, as a save with
+    `unchanged_from` makes, one link less, other permissions or another owner change it, and no content. What
+    is given up: a program that writes into a file, leaves its length, and puts the modification time back is
+    not noticed.
+
     Attributes:
         device: The device that it is on.
         inode: Its number there.
         nbytes: Its length.
-        modified_ns: When its content changed last, by the clock of the storage; for people.
-        changed_ns: When anything about it changed last; no program can set that.
+        modified_ns: When its content changed last, by the clock of the storage.
         tag: What a store calls the version; None in a file system.
         generation: How often it was written, where a store counts that.
     """
@@ -34,7 +38,6 @@ class Identity(NamedTuple):
     inode: int
     nbytes: int
     modified_ns: int
-    changed_ns: int
     tag: str | None = None
     generation: str | None = None
 

@@ -76,12 +76,13 @@ class LocalFile:
                 if count == 0:
                     break
                 filled += count
-            found = _status(os.fstat(self.descriptor)).identity
+            present = os.fstat(self.descriptor)
         except OSError as error:
             raise from_os_error(error, "read", self.path) from error
-        identity = self.status.identity
-        if found != identity or filled < len(view):
-            how = identity.change_to(found)
+        identity, found = self.status.identity, _status(present).identity
+        # A file without a name was removed, or another has taken its place.
+        if found != identity or filled < len(view) or not present.st_nlink:
+            how = identity.change_to(found) if present.st_nlink else "it is not there any more"
             raise Conflict(f"the file changed while it was in use: {how}. Open it again", path=self.path)
 
 
@@ -483,7 +484,7 @@ def new_mapped(path: str, nbytes: int) -> memoryview:
 
 
 def _require_same(path: str, present: Identity, expected: Identity) -> None:
-    if present._replace(changed_ns=expected.changed_ns) != expected:
+    if present != expected:
         change = expected.change_to(present)
         raise Conflict(f"'{path}' was left alone: {change}; look at it again", path=path)
 
@@ -499,7 +500,7 @@ def _status(found: os.stat_result) -> Status:
         if stat.S_ISLNK(mode)
         else "other"
     )
-    identity = Identity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    identity = Identity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
     return Status(kind, identity)
 
 

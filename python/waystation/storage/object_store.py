@@ -422,7 +422,7 @@ class ObjectStorage(ObjectReader):
 
 def _identity(version: _Version) -> Identity:
     nbytes, modified_ns, tag, generation = version
-    return Identity(0, 0, nbytes, modified_ns, modified_ns, tag, generation)
+    return Identity(0, 0, nbytes, modified_ns, tag, generation)
 
 
 def _version(identity: Identity) -> _Version:

@@ -243,7 +243,11 @@ class OpenRemote:
         if not self._local.catalogue.committed():
             self._look()
             return None
-        look = AsyncResponse(f"looking for what is at '{self.place.root}'", lambda _: self._failure_of_look())
+        look = AsyncResponse(
+            f"looking for what is at '{self.place.root}'",
+            lambda _: self._failure_of_look(),
+            waits_if_late=False,
+        )
         try:
             failure = look.result(_ANSWERS_WITHIN_S)
         except TimeoutError:
@@ -362,7 +366,10 @@ class OpenRemote:
             if self._running is not None:
                 self._running.exception()  # of which the program is told otherwise
             try:
-                self._running = AsyncResponse(f"uploading to '{self.place.root}'", lambda _: self._run())
+                # The upload asks for the lock that is held here.
+                self._running = AsyncResponse(
+                    f"uploading to '{self.place.root}'", lambda _: self._run(), waits_if_late=False
+                )
             except WaystationError as error:  # the system starts no thread
                 self._failure = error
                 self._note_failure(error)

@@ -1,8 +1,10 @@
 """One shape for everything that runs in the background: `AsyncResponse`.
 
 Work runs in one thread of its own, which is not a daemon: the interpreter waits for it at exit, so a
-save that was started is finished. A failure is kept for whoever asks. One that nobody asked for by the end of
-the program is logged, and the program ends with status 1.
+save that was started is finished. The interpreter does so once, and calls exit functions after that: what
+they start is waited for by the exit function of this module, and what begins later still ends before the call
+that began it returns. A failure is kept for whoever asks. One that nobody asked for by the end of the program
+is logged, and the program ends with status 1.
 """
 
 from __future__ import annotations
@@ -87,9 +89,21 @@ class _Failure:
     def __init__(self, what: str, error: BaseException) -> None:
         self.what = what
         self.error = error
+        self.is_reported: bool = False
+
+
+def _has_main_thread_ended() -> bool:
+    """Whether the caller is an exit function: the main thread has ended, and runs them."""
+    main = threading.main_thread()
+    return threading.current_thread() is main and not main.is_alive()
 
 
 _unread: list[_Failure] = []
+# Set once nobody waits for what begins: the exit function of this module has been called, or never will be,
+# since another one imports the module.
+_is_late = threading.Event()
+if _has_main_thread_ended():
+    _is_late.set()
 # Those whose locks a forked child has to make anew.
 _responses: weakref.WeakSet[AsyncResponse[Any]] = weakref.WeakSet()
 
@@ -107,11 +121,25 @@ class AsyncResponse(Generic[T]):
     It belongs to the process that started the operation. In a child that was forked while the operation ran,
     every method raises InvalidInput: the thread that does the work is in the parent only.
 
+    Args:
+        what: What it does, for people.
+        work: What runs in the background.
+        progress: Where it tells how far it is.
+        waits_if_late: Whether an operation that an exit function begins, when nobody waits for it any more,
+            ends before this returns. False where it needs what the caller holds.
+
     Raises:
         Unavailable: The system starts no thread.
     """
 
-    def __init__(self, what: str, work: Callable[[Progress], T], progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        what: str,
+        work: Callable[[Progress], T],
+        progress: Progress | None = None,
+        *,
+        waits_if_late: bool = True,
+    ) -> None:
         self._what = what
         self._process_id = os.getpid()
         self._progress = Progress() if progress is None else progress
@@ -133,6 +161,10 @@ class AsyncResponse(Generic[T]):
                 f"could not start a thread for {what}: {error}; allow more processes (ulimit -u) or more "
                 "memory, or use the call that does not end in _async"
             ) from error
+        # Threads that an operation has started itself do not wait here: it may hold what they need.
+        if _is_late.is_set() and waits_if_late and threading.current_thread() is threading.main_thread():
+            _wait_for_all()
+            _report_unread()
 
     def __repr__(self) -> str:
         # Asks for no lock, which a thread of a forked child's parent may hold.
@@ -213,6 +245,14 @@ class AsyncResponse(Generic[T]):
         self._require_owner()
         return self._finished.is_set()
 
+    def is_running_here(self) -> bool:
+        """Whether a thread of this process still works on it, or calls what waited for its end."""
+        return os.getpid() == self._process_id and self._thread.is_alive()
+
+    def join(self) -> None:
+        """Waits until its thread has ended."""
+        self._thread.join()
+
     def renew_locks(self) -> None:
         """Gives a forked child locks that no thread of its parent holds."""
         self._lock = threading.Lock()
@@ -287,14 +327,33 @@ class _FailingExit:
     being called. By the time of this all of them have been called, and what was printed has been flushed.
     """
 
-    def __del__(self, end: Callable[[int], Any] = os._exit) -> None:  # modules may be gone by then
-        end(1)
+    # Modules may be gone by then, and an exit function may have asked for all that had failed.
+    def __del__(self, end: Callable[[int], Any] = os._exit, unread: list[_Failure] = _unread) -> None:
+        if unread:
+            end(1)
 
 
 @atexit.register
+def _at_exit() -> None:
+    """Waits for what exit functions have begun, which are called after the interpreter has waited."""
+    _wait_for_all()
+    _is_late.set()
+    _report_unread()
+
+
+def _wait_for_all() -> None:
+    """Waits for what runs in this process, and for what that begins."""
+    while running := [response for response in list(_responses) if response.is_running_here()]:
+        for response in running:
+            response.join()
+
+
 def _report_unread() -> None:
-    failures = [failure for failure in _unread if not isinstance(failure.error, Cancelled)]
+    """Logs failures that nobody has asked for, and lets the process end with status 1."""
+    _unread[:] = [failure for failure in _unread if not isinstance(failure.error, Cancelled)]
+    failures = [failure for failure in _unread if not failure.is_reported]
     for failure in failures:
+        failure.is_reported = True
         _log.error(
             "%s failed, and the program has ended without asking for the result: %s\n(Call result() on what "
             "the call returned. The program ends with status 1.)",

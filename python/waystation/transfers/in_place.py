@@ -122,6 +122,57 @@ def fill(reading: Reading, batches: Sequence[tuple[Codec, Sequence[Incoming]]], 
     fill_buffers(replace(reading, mappings=None), [incoming for incoming, _ in chosen], allocate)
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Memory of the caller in one piece that one array is loaded into.
+
+    Attributes:
+        leaf: The number of its leaf.
+        begin: Its address.
+        end: That of what follows it.
+    """
+
+    leaf: int
+    begin: int
+    end: int
+
+
+def spans_of(codec: Codec, leaves: Sequence[int], targets: Sequence[Target], own: Given | None) -> list[Span]:
+    """Where arrays go that are loaded into memory of the caller, as far as that is in one piece each.
+
+    Args:
+        codec: What knows them.
+        leaves: The numbers of their leaves.
+        targets: Where they go.
+        own: The memory of all of them, if that is known.
+    """
+    if own is not None:
+        ends = own.addresses + own.sizes
+        return list(map(Span, leaves, own.addresses.tolist(), ends.tolist()))
+    found = []
+    for leaf, target in zip(leaves, targets, strict=True):
+        span = None if target.into is None or codec.in_place is None else codec.in_place.span_of(target)
+        if span is not None:
+            found.append(Span(leaf, *span))
+    return found
+
+
+def first_crossing(spans: Sequence[Span]) -> tuple[int, int] | None:
+    """Two leaves whose memory overlaps in a part of each, if there are such.
+
+    The values of one would be written over with those of the other. What is the same memory, or lies within
+    another's, is none: such arrays are tied, and were saved with equal values.
+    """
+    around: list[Span] = []
+    for span in sorted(spans, key=lambda span: (span.begin, -span.end)):
+        while around and around[-1].end <= span.begin:
+            around.pop()
+        if around and around[-1].end < span.end:
+            return min(around[-1].leaf, span.leaf), max(around[-1].leaf, span.leaf)
+        around.append(span)
+    return None
+
+
 def put(codec: Codec, targets: Sequence[Target], leaves: Sequence[Any]) -> Sequence[Any]:
     """Finished leaves, or in their place the arrays of the caller, which have their values then."""
     own = codec.in_place

@@ -7,9 +7,9 @@ of pieces is used the next is read, so at most two groups are in memory.
 
 from __future__ import annotations
 
+import concurrent.futures
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -158,8 +158,8 @@ def read_ahead(
     if group is not None and following is None:
         yield group, read(group)  # nothing to overlap with: no thread
         return
-    with ThreadPoolExecutor(1, thread_name_prefix="waystation: read ahead") as reader:
-        pending: Future[Loaded] | None = None
+    with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="waystation: read ahead") as reader:
+        pending: concurrent.futures.Future[Loaded] | None = None
         while group is not None:
             loaded = (pending or reader.submit(read, group)).result()
             pending = None
