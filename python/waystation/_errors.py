@@ -251,11 +251,20 @@ _BY_ERRNO: dict[int, type[WaystationError]] = {
     _errno.EDQUOT: DiskFull,
 }
 
+# What is wrong with a path. The engine's kind decides first: in a stored file the same is damage.
+_PATH_BY_ERRNO: dict[int, type[WaystationError]] = {
+    _errno.ENOTDIR: NotDirectory,
+    _errno.ENAMETOOLONG: UnusablePath,
+    _errno.ELOOP: UnusablePath,
+}
+
 
 def from_native(kind: str, message: str, context: dict[str, Any]) -> WaystationError:
     """Makes the Python error of an engine error. Called by the native module."""
-    code = context.get("errno")
-    cls = _BY_ERRNO.get(int(code)) if code is not None else None
+    code = int(context.get("errno") or 0)
+    cls = _BY_ERRNO.get(code)
+    if cls is None and kind == InvalidInput.kind:
+        cls = _PATH_BY_ERRNO.get(code)
     return (cls or KINDS[kind])(message, **context)
 
 
@@ -263,11 +272,9 @@ _KIND_BY_ERRNO: dict[int, type[WaystationError]] = {
     _errno.ENOENT: NotFound,
     _errno.EEXIST: Conflict,
     _errno.ENOTEMPTY: Conflict,
-    _errno.ENOTDIR: NotDirectory,
     _errno.EISDIR: UnusablePath,
-    _errno.ENAMETOOLONG: UnusablePath,
-    _errno.ELOOP: UnusablePath,
     _errno.EINVAL: UnusablePath,
+    **_PATH_BY_ERRNO,
     **_BY_ERRNO,
 }
 
