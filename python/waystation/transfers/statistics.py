@@ -14,7 +14,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from waystation._errors import naming_memory
+
 _log = logging.getLogger("waystation")
+
+_LOAD_LESS = "load fewer arrays at once, shard them over more processes, or free memory first"
 
 _SAVED = (
     "saved '%s': %d bytes at %.2f GB/s, %d shared; %.3f s: blocked %.3f s, written after %.3f s, "
@@ -205,7 +209,11 @@ def failures_published(operation: Literal["save", "load"], path: str, begun_s: f
         begun_s: When it was called, by the monotonic clock.
     """
     try:
-        yield
+        if operation == "load":
+            with naming_memory("to load", path, _LOAD_LESS):
+                yield
+        else:
+            yield
     except BaseException as error:
         publish(TransferFailure(operation, path, time.monotonic() - begun_s, error))
         raise
