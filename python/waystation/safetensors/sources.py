@@ -151,6 +151,8 @@ def _require_target(path: str) -> None:
 
 
 def _paths(files: Sequence[PathLike]) -> list[str]:
+    if isinstance(files, bytes):
+        storage.located(files)  # which refuses it, and says what to do
     if not isinstance(files, Iterable):
         raise WrongType(f"files must be a path or several paths, not {type(files).__name__}")
     paths = [storage.located(path) for path in files]
