@@ -40,7 +40,7 @@ class LoadStatistics:
         bytes_read: Bytes that it read to get them: of whole blocks of 256 KiB where they are verified, and
             of the headers of data files; of samples, where a load has tried to broadcast. With a cache, of
             whole blocks of 8 MiB, and only of what was not in it.
-        duration_s: From the first decision about an array to the last array made, in seconds.
+        duration_s: From the call, before anything is opened, to the last array made, in seconds.
         cached_bytes: Bytes that came from the cache of this machine (`Context.storage.cache_directory`).
         repeated_requests: Requests to a store that were sent a second time, because the first took far longer
             than others.
@@ -88,7 +88,8 @@ class SaveStatistics:
 
     Attributes:
         path: The checkpoint.
-        bytes_written: Bytes of arrays that this process has written.
+        bytes_written: Bytes of the data files that this process has written: arrays, headers and what lies
+            between arrays.
         blocked_s: When the caller could change the state: of `save`, when it returned.
         written_s: When this process had handed all bytes to the system.
         synced_s: When they were on stable storage.
