@@ -7,7 +7,9 @@ written without Waystation would catch. Leaf classes only add such a built-in.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import errno as _errno
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 
@@ -220,6 +222,10 @@ class DiskFull(Unavailable):
     """The file system, or the object store, has no room left."""
 
 
+class OutOfMemory(Unavailable, MemoryError):
+    """The system has no memory for what is loaded or saved."""
+
+
 def _with_subclasses(cls: type[WaystationError]) -> list[type[WaystationError]]:
     return [cls, *(found for child in cls.__subclasses__() for found in _with_subclasses(child))]
 
@@ -249,13 +255,23 @@ _BY_ERRNO: dict[int, type[WaystationError]] = {
     _errno.EROFS: PermissionDenied,
     _errno.ENOSPC: DiskFull,
     _errno.EDQUOT: DiskFull,
+    _errno.ENOMEM: OutOfMemory,
+}
+
+# What is wrong with a path. The engine's kind decides first: in a stored file the same is damage.
+_PATH_BY_ERRNO: dict[int, type[WaystationError]] = {
+    _errno.ENOTDIR: NotDirectory,
+    _errno.ENAMETOOLONG: UnusablePath,
+    _errno.ELOOP: UnusablePath,
 }
 
 
 def from_native(kind: str, message: str, context: dict[str, Any]) -> WaystationError:
     """Makes the Python error of an engine error. Called by the native module."""
-    code = context.get("errno")
-    cls = _BY_ERRNO.get(int(code)) if code is not None else None
+    code = int(context.get("errno") or 0)
+    cls = _BY_ERRNO.get(code)
+    if cls is None and kind == InvalidInput.kind:
+        cls = _PATH_BY_ERRNO.get(code)
     return (cls or KINDS[kind])(message, **context)
 
 
@@ -263,11 +279,9 @@ _KIND_BY_ERRNO: dict[int, type[WaystationError]] = {
     _errno.ENOENT: NotFound,
     _errno.EEXIST: Conflict,
     _errno.ENOTEMPTY: Conflict,
-    _errno.ENOTDIR: NotDirectory,
     _errno.EISDIR: UnusablePath,
-    _errno.ENAMETOOLONG: UnusablePath,
-    _errno.ELOOP: UnusablePath,
     _errno.EINVAL: UnusablePath,
+    **_PATH_BY_ERRNO,
     **_BY_ERRNO,
 }
 
@@ -276,3 +290,15 @@ def from_os_error(error: OSError, action: str, path: str) -> WaystationError:
     """Makes the typed error of a failed system call; `action` completes "could not …"."""
     cls = _KIND_BY_ERRNO.get(error.errno or 0, Unavailable)
     return cls(f"could not {action} '{path}': {error.strerror or error}", path=path, errno=error.errno)
+
+
+@contextlib.contextmanager
+def naming_memory(what: str, path: str, advice: str) -> Iterator[None]:
+    """Adds to an error of lacking memory what that was for, and what to do."""
+    try:
+        yield
+    except OutOfMemory as error:
+        if "path" in error.context:  # it is named, be it by another process
+            raise
+        told = OutOfMemory(f"{error.message} {what} '{path}'; {advice}", **error.context, path=path)
+        raise told.with_traceback(error.__traceback__) from error.__cause__

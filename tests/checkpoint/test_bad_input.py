@@ -604,3 +604,50 @@ def test_a_name_that_is_too_long_tells_how_long_it_may_be(tmp_path: Path) -> Non
     waystation.save(tmp_path / ("x" * most), {"a": 1})
     with pytest.raises(errors.UnusablePath):
         waystation.save(tmp_path / ("y" * (most + 1)), {"a": 1})
+
+
+def test_a_path_beneath_a_file_is_no_directory_for_every_call(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    beneath = tmp_path / "file" / "checkpoint"
+    calls = [
+        waystation.load,
+        waystation.metadata,
+        waystation.delete,
+        lambda path: waystation.save(path, {"a": 1}),
+    ]
+    for call in calls:
+        with pytest.raises(errors.NotDirectory, match="file' is not a directory, so no checkpoint"):
+            call(beneath)
+    assert not waystation.is_checkpoint(beneath)
+    assert not waystation.delete(beneath, missing_ok=True)
+
+
+@pytest.mark.parametrize("name", ["n" * 300, "circle", "circle/beneath", "n" * 300 + "/beneath"])
+def test_a_path_that_the_system_rejects_is_unusable_for_every_call(tmp_path: Path, name: str) -> None:
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    path = tmp_path / name
+    calls = [
+        waystation.load,
+        waystation.metadata,
+        waystation.delete,
+        lambda path: waystation.save(path, {"a": 1}),
+    ]
+    for call in calls:
+        with pytest.raises(errors.UnusablePath):
+            call(path)
+    if name.startswith("n"):
+        assert not waystation.is_checkpoint(path)
+    else:
+        with pytest.raises(errors.UnusablePath):
+            waystation.is_checkpoint(path)
+
+
+def test_links_that_lead_nowhere_are_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
+    with pytest.raises(errors.CheckpointNotFound, match=r"symbolic link to '.*/nothing', where nothing is"):
+        waystation.load(tmp_path / "dangling")
+    with pytest.raises(errors.InvalidInput, match=r"symbolic link to '.*/nothing', where nothing is"):
+        waystation.delete(tmp_path / "dangling")
+    with pytest.raises(errors.UnusablePath, match="leads back to itself"):
+        waystation.delete(tmp_path / "circle")

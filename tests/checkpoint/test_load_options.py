@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,11 @@ import torch
 from jax.sharding import NamedSharding, PartitionSpec
 
 import waystation
+import waystation.safetensors
 from waystation import errors
-from waystation.checkpoint import LoadStatistics
+from waystation.checkpoint import LoadStatistics, fill, loading, opening
 from waystation.frameworks import AbstractNumpy
+from waystation.safetensors import request
 
 ELSEWHERE = """
 import sys
@@ -176,6 +180,40 @@ def load_counted(path: Path, abstract: Any = None, *, verify: bool | None = None
         waystation.load(path, abstract)
     (statistics,) = seen
     return statistics
+
+
+class Clock:
+    """A clock that only calls advance."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *modules: Any) -> None:
+        self.now_s = 1000.0
+        for module in modules:
+            monkeypatch.setattr(module, "time", types.SimpleNamespace(monotonic=lambda: self.now_s))
+
+    def takes(self, seconds: float, call: Callable[..., Any]) -> Callable[..., Any]:
+        def slow(*arguments: Any, **keywords: Any) -> Any:
+            self.now_s += seconds
+            return call(*arguments, **keywords)
+
+        return slow
+
+
+def test_the_duration_counts_from_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {"x": np.zeros(3)}
+    waystation.save(tmp_path / "checkpoint", state)
+    waystation.safetensors.save(state, tmp_path / "model.safetensors")
+    published_load = sys.modules["waystation.safetensors.load"]
+    clock = Clock(monkeypatch, fill, loading, published_load)
+    monkeypatch.setattr(opening, "read", clock.takes(7, opening.read))
+    monkeypatch.setattr(request, "find", clock.takes(7, request.find))
+    assert load_counted(tmp_path / "checkpoint").duration_s == 7
+
+    seen: list[LoadStatistics] = []
+    context = options()
+    context.array.loading.on_statistics = seen.append
+    with context:
+        waystation.safetensors.load(tmp_path / "model.safetensors", framework="numpy")
+    assert [statistics.duration_s for statistics in seen] == [7]
 
 
 def test_statistics_count_what_was_needed_and_read(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -342,3 +344,36 @@ def test_the_option_is_checked_when_it_is_set() -> None:
     for wrong in (0, -1, 1.5, "5 MiB", True):
         with pytest.raises(errors.InvalidInput, match="read_concurrent_bytes"):
             context.memory.read_concurrent_bytes = wrong  # type: ignore[assignment]
+
+
+_LITTLE_ROOM = """
+import os, resource, sys
+import numpy as np
+import waystation
+from waystation import errors, safetensors
+
+big = {"w": np.zeros(1 << 28, np.uint8)}
+path = sys.argv[1]
+waystation.save(path + "/c", big)
+safetensors.save(big, path + "/m.safetensors")
+used = int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20),) * 2)
+calls = {
+    "c": lambda: waystation.load(path + "/c"),
+    "m.safetensors": lambda: safetensors.load(path + "/m.safetensors", framework="numpy"),
+    "d": lambda: waystation.save_async(path + "/d", big).result(),
+}
+for name, call in calls.items():
+    try:
+        call()
+    except MemoryError as error:
+        assert isinstance(error, errors.OutOfMemory) and isinstance(error, errors.Unavailable)
+        assert error.context["path"] == f"{path}/{name}", error
+        assert ("snapshot_bytes" if name == "d" else "load fewer arrays") in str(error), error
+    else:
+        raise AssertionError(name)
+"""
+
+
+def test_an_error_of_lacking_memory_says_for_what_and_what_to_do(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", _LITTLE_ROOM, str(tmp_path)], check=True, timeout=300)

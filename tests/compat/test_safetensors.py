@@ -23,6 +23,7 @@ from hypothesis.extra import numpy as arrays
 from tests.compat.comparing import outcome
 from tests.compat.hostile import DAMAGED
 
+import waystation.safetensors
 from waystation import errors
 from waystation.compat import safetensors as own
 from waystation.compat import safetensors_flax, safetensors_jax, safetensors_numpy
@@ -208,6 +209,9 @@ BAD_CALLS: dict[str, Callable[[Any, Any, str], Any]] = {
     "wrong length": lambda module, _, path: module.serialize(
         {"a": module.TensorSpec(dtype="int32", shape=[2], data_ptr=STATE["a"].ctypes.data, data_len=4)}
     ),
+    "an empty path": lambda module, _, path: module.safe_open("", "np"),
+    "beneath a file": lambda module, _, path: module.safe_open(f"{path}/below", "np"),
+    "a long name": lambda module, _, path: module.safe_open(f"{path}{'n' * 300}", "np"),
     "to a directory": lambda _, numpy, path: numpy.save_file(STATE, os.path.dirname(path)),
     "to nowhere": lambda _, numpy, path: numpy.save_file(STATE, f"{path}.d/not/there"),
     "no dtype for it": lambda _, numpy, path: numpy.save({"a": np.zeros(1, np.complex128)}),
@@ -270,6 +274,45 @@ def test_slices_are_those_of_the_package(file: str, index: Any, framework: str) 
     ours = own.safe_open(file, framework).get_slice("wide")
     genuine = safetensors.safe_open(file, framework).get_slice("wide")
     assert_same(outcome(lambda: ours[index]), outcome(lambda: genuine[index]))
+
+
+@pytest.mark.parametrize("index", [(0, 0, 0), [], True, (..., 0)], ids=str)
+def test_parts_are_arrays_as_those_of_the_package(file: str, index: Any) -> None:
+    ours = own.safe_open(file, "np").get_slice("wide")[index]
+    genuine = safetensors.safe_open(file, "np").get_slice("wide")[index]
+    assert type(ours) is type(genuine)
+    assert ours.shape == genuine.shape
+
+
+ERRORS: dict[str, Callable[[str], Any]] = {
+    "outside": lambda path: own.safe_open(path, "np").get_slice("b")[100],
+    "backwards": lambda path: own.safe_open(path, "np").get_slice("b")[::-1],
+    "too long": lambda path: own.safe_open(path, "np").get_slice("b")[:100],
+    "too many": lambda path: own.safe_open(path, "np").get_slice("b")[0, 0],
+    "closed": lambda path: closed(own, path).get_tensor("b"),
+    "absent": lambda path: own.safe_open(path, "np").get_tensor("zz"),
+    "strings": lambda path: safetensors_numpy.save_file({"a": np.array(["x"])}, path),
+    "strings of JAX": lambda path: safetensors_flax.save_file({"a": np.array(["x"])}, path),
+    "lists": lambda path: safetensors_numpy.save_file({"a": [1]}, path),
+    "native absent": lambda path: waystation.safetensors.open(path, framework="numpy").tensor("zz"),
+    "native index": lambda path: waystation.safetensors.open(path, framework="numpy").slice("b")[100],
+    "native bool": lambda path: waystation.safetensors.open(path, framework="numpy").slice("b")[True],
+    "native closed": lambda path: native_closed(path).tensor("b"),
+}
+
+
+def native_closed(path: str) -> Any:
+    with waystation.safetensors.open(path, framework="numpy") as opened:
+        pass
+    return opened
+
+
+@pytest.mark.parametrize("call", ERRORS)
+def test_every_error_names_the_file(file: str, call: str) -> None:
+    with pytest.raises(errors.WaystationError) as caught:
+        ERRORS[call](file)
+    assert caught.value.context["path"] == file
+    assert file in str(caught.value)
 
 
 # ---- JAX ---------------------------------------------------------------------------------------

@@ -159,6 +159,11 @@ def different(place: Place, models: list[Path]) -> Any:
     return load(place, models[place.index], {})
 
 
+def different_options(place: Place, model: Path, options: list[dict[str, Any]]) -> Any:
+    """What each process sees when they are given different arguments."""
+    return load(place, model, options[place.index])
+
+
 def broken(place: Place, model: Path, file: str, options: dict[str, Any]) -> Any:
     """What each process sees when a file that one of them has to read is cut after the headers were read."""
     place.connect()

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tests.published import models
 from tests.support.peaks import begin_peak, status
 
+import waystation
 import waystation.safetensors
 from waystation import _native, errors
 from waystation.safetensors import load, stream, verify_files, write_checksums
@@ -156,6 +157,10 @@ def test_files_without_checksums(model: Path) -> None:
     for check in (verify_files, lambda path: load(path, framework="numpy", verify=True)):
         with pytest.raises(errors.InvalidInput, match="no checksums"):
             check(model)
+    context = waystation.Context()
+    context.array.loading.verify = True
+    with context, pytest.raises(errors.InvalidInput, match=r"verify=False, or array\.loading\.verify"):
+        load(model, framework="numpy")
     first, second = sorted(model.glob("*.safetensors"))
     write_checksums(first)
     assert verify_files(first) == []

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
+import os
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -69,6 +72,20 @@ def test_jax_is_what_the_package_loads_and_more(every_dtype: Path, mmap: bool) -
         for name, theirs in safetensors.flax.load_file(path).items():
             assert (ours[name].dtype, ours[name].shape) == (theirs.dtype, theirs.shape)
             assert models.bits(ours[name]) == models.bits(theirs)
+
+
+def test_what_jax_would_narrow_can_be_had_by_an_argument(every_dtype: Path) -> None:
+    with pytest.raises(errors.InvalidInput) as caught:
+        load(every_dtype, framework="jax", select=["F64"])
+    advice = re.search(r"dtype=(\{.*\})", str(caught.value))
+    assert advice is not None
+    dtype = ast.literal_eval(advice[1])
+    assert load(every_dtype, framework="jax", select=["F64"], dtype=dtype)["F64"].dtype == "float32"
+
+
+def test_bytes_are_no_path(every_dtype: Path) -> None:
+    with pytest.raises(errors.WrongType, match=r"not bytes; use os\.fsdecode"):
+        load(os.fsencode(every_dtype), framework="numpy")  # type: ignore[arg-type]
 
 
 NUMPY_DTYPES = st.sampled_from(models.NUMPY_DTYPES)

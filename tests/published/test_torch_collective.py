@@ -196,6 +196,23 @@ def test_different_models_are_refused_in_all(tmp_path: Path, model: Path) -> Non
     save_file({"a": torch.zeros(3)}, other)
     errors = values(tmp_path, 2, group_scenarios.different, [model, other])
     assert [error.type for error in errors] == ["InvalidInput"] * 2
+    assert all("different files, select, rename or join" in error.message for error in errors)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "differs"),
+    [
+        ({}, {"dtype": "bfloat16"}, "dtype"),
+        ({}, {"placement": {"0.a": Only(0)}}, "placement or join"),
+        ({"select": "a"}, {"select": "b"}, "files, select, rename or join"),
+        ({"send": True}, {"send": False}, "send"),
+    ],
+)
+def test_an_argument_that_differs_is_named(
+    tmp_path: Path, model: Path, first: dict[str, Any], second: dict[str, Any], differs: str
+) -> None:
+    for error in values(tmp_path, 2, group_scenarios.different_options, model, [first, second]):
+        assert f"were given different {differs};" in error.message
 
 
 @pytest.mark.parametrize("placement", [{}, {"2.a": Only(0)}])

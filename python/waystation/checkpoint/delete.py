@@ -12,12 +12,13 @@ from waystation._errors import (
     InvalidInput,
     InvalidLayoutError,
     Unsupported,
+    UnusablePath,
     WrongType,
 )
 from waystation._options.in_effect import current_options
 from waystation.checkpoint import local_storage, opening
 from waystation.checkpoint.handlers.choice import METRICS
-from waystation.checkpoint.paths import PathLike, is_absent, locate
+from waystation.checkpoint.paths import PathLike, dead_link, is_absent, locate
 from waystation.checkpoint.save import check_names
 from waystation.checkpoint.sessions import open_session
 from waystation.layouts.native import commit, names
@@ -138,6 +139,10 @@ class _Deletion:
         if is_absent(self.target):
             return _ABSENT
         found = storage.status(self.target, follow_links=False)
+        if (problem := dead_link(self.target)) is not None:
+            raise UnusablePath(
+                f"'{self.target}' is {problem}, and no checkpoint; remove it with os.unlink", path=self.target
+            )
         if found is not None and found.kind == "link":
             raise InvalidInput(
                 f"'{self.target}' is a symbolic link; delete the checkpoint by its own path, "

@@ -42,6 +42,7 @@ class Filling:
         path: The checkpoint, for the statistics.
         checkpointable: The name of the state in it; None if it has none.
         are_shared: Whether other processes may fill buffers of `resident`.
+        begun_s: When the load was called, by the monotonic clock; None: now.
 
     Attributes:
         resident: The arrays that are made of the memory that they are read to, with their codecs. Their
@@ -62,9 +63,10 @@ class Filling:
         checkpointable: str | None = None,
         *,
         are_shared: bool = False,
+        begun_s: float | None = None,
     ) -> None:
         self._place = path, checkpointable
-        self._started_s = time.monotonic()
+        self._begun_s = time.monotonic() if begun_s is None else begun_s
         loading = options.array.loading
         wanted.check_shapes(opened.tree, decided, extents_may_differ=loading.enable_padding_and_truncation)
         self._leaves = _Leaves(decided)
@@ -109,7 +111,7 @@ class Filling:
             path,
             read.bytes_needed,
             read.bytes_read,
-            time.monotonic() - self._started_s,
+            time.monotonic() - self._begun_s,
             received_bytes,
             read.first_touch_s,
             checkpointable,

@@ -323,7 +323,14 @@ class Loading:
             decided = wanted.as_asked(opened.tree, abstract, loading)
         wish = self._wish()
         filling = fill.Filling(
-            opened, decided, self._options, progress, self.target, name, are_shared=wish is not False
+            opened,
+            decided,
+            self._options,
+            progress,
+            self.target,
+            name,
+            are_shared=wish is not False,
+            begun_s=self._begun_s,
         )
         plan = broadcast.Plan.of(filling.resident, self._options.array.loading, wish)
         return _State(opened, decided, filling, plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import re
@@ -22,6 +23,7 @@ from waystation._errors import (
     PermissionDenied,
     Unavailable,
     Unsupported,
+    UnusablePath,
     WaystationError,
     WrongType,
 )
@@ -98,7 +100,12 @@ def is_checkpoint(path: PathLike) -> bool:
     """Whether a committed checkpoint is at `path`, of ours or of Orbax (its record or metadata are there; its
     data is not verified)."""
     target = resolved_or_none(path)
-    return target is not None and layout_at(target) is not None
+    try:
+        return target is not None and layout_at(target) is not None
+    except UnusablePath as error:
+        if error.context.get("errno") in (errno.ENAMETOOLONG, str(errno.ENAMETOOLONG)):
+            return False  # no file system has anything of such a name
+        raise
 
 
 def is_absent(target: PathLike) -> bool:
@@ -429,11 +436,15 @@ def _check_writable(directory: str) -> None:
     while not storage.is_there(directory):
         directory = os.path.dirname(directory)
     if not storage.is_directory(directory):
-        raise NotDirectory(
-            f"'{directory}' is not a directory, so no checkpoint can be under it", path=directory
-        )
+        raise _beneath_file(directory)
     if not storage.of(directory).is_writable(directory):
         raise PermissionDenied(f"directory '{directory}' is not writable", path=directory)
+
+
+def _beneath_file(file: str) -> NotDirectory:
+    return NotDirectory(
+        f"'{file}' is not a directory, so no checkpoint can be under it", path=file, errno=errno.ENOTDIR
+    )
 
 
 def refuse_signed(target: str) -> None:
@@ -495,6 +506,8 @@ def require_checkpoint(target: str) -> None:
             f"'{target}' is not a checkpoint: {problem} {names.RECORD}{_beside(target)}", path=target
         )
     if present:
+        if (link := dead_link(target)) is not None:
+            raise CheckpointNotFound(f"'{target}' is {link}", path=target)
         raise NotDirectory(f"'{target}' is a file, not a checkpoint directory", path=target)
     raise _absent(target)
 
@@ -509,10 +522,27 @@ def _refuse_attempt(target: str) -> None:
         )
 
 
-def _absent(target: str) -> CheckpointNotFound:
+def dead_link(target: str) -> str | None:
+    """What a symbolic link is that leads nowhere; None for everything else."""
+    found = storage.status(target, follow_links=False)
+    if found is None or found.kind != "link":
+        return None
+    try:
+        leads_nowhere = storage.status(target) is None
+    except UnusablePath:
+        return "a symbolic link that leads back to itself"
+    return f"a symbolic link to '{storage.resolved(target)}', where nothing is" if leads_nowhere else None
+
+
+def _absent(target: str) -> CheckpointNotFound | NotDirectory:
     """The error of a path at which nothing is, or in a store data that no checkpoint has."""
     try:
         storage.of(target).hold(target)
+    except NotDirectory:
+        above = os.path.dirname(target)
+        while not storage.is_there(above) and above != os.path.dirname(above):
+            above = os.path.dirname(above)
+        return _beneath_file(above)
     except NotFound as error:
         if "bucket" in error.context:
             return CheckpointNotFound(error.message, **error.context)

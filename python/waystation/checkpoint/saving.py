@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from waystation import _forks
-from waystation._errors import Cancelled, Conflict, InvalidInput, WaystationError, WrongType
+from waystation._errors import Cancelled, Conflict, InvalidInput, WaystationError, WrongType, naming_memory
 from waystation._options import Options
 from waystation.checkpoint import prepare, snapshot
 from waystation.checkpoint.handlers import choice
@@ -44,6 +44,11 @@ from waystation.transfers.statistics import SaveStatistics, TransferFailure, giv
 
 # How often a save that waits for the one before looks whether it was cancelled.
 _LOOK_EVERY_S = 0.1
+
+_COPY_LESS = (
+    "lower memory.snapshot_bytes, so that less is copied and the call waits for the rest, or set "
+    "memory.caller_keeps and leave the arrays alone until the save has ended"
+)
 
 # Of the plan of each state: what is copied out before the rest, as the caller waits for it.
 Ranges = Mapping[str, Sequence[tuple[int, int]]]
@@ -512,7 +517,8 @@ class Saving:
         if with_snapshot:
             # In this order the last ones are copied, for which the caller would wait longest.
             for name, own in reversed(cut.items()):
-                ranges = snapshot.take(own.chunks, own.sources, save.options.memory, shares, own.cast)
+                with naming_memory("for the copy of what is saved to", save.target, _COPY_LESS):
+                    ranges = snapshot.take(own.chunks, own.sources, save.options.memory, shares, own.cast)
                 if ranges:
                     waited_for[name] = ranges
         save.options = bound_engine(save.options, shares)

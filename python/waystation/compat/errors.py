@@ -67,12 +67,13 @@ def _rebuilt(kind: type[WaystationError], message: str, context: dict[str, Any])
 
 
 @contextlib.contextmanager
-def translated() -> Iterator[None]:
-    """Raises errors of Waystation as such that `SafetensorError` catches, too."""
+def translated(path: str | None = None) -> Iterator[None]:
+    """Raises errors of Waystation as such that `SafetensorError` catches, too, and names the file in them."""
     try:
         yield
-    except SafetensorError:
-        raise
+    except SafetensorError as error:
+        raise error.where(path=path)
     except WaystationError as error:
+        error.where(path=path)
         own = _rebuilt(type(error), error.message, error.context)
         raise own.with_traceback(error.__traceback__) from error.__cause__

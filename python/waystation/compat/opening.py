@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 from typing_extensions import Buffer
 
 from waystation import _native, _plans, storage
-from waystation._errors import InvalidInput, TensorNotFound, WrongType
+from waystation._errors import (
+    InvalidInput,
+    NotDirectory,
+    NotFound,
+    TensorNotFound,
+    UnusablePath,
+    WrongType,
+)
 from waystation._options.in_effect import current_options
 from waystation.compat.errors import Directory, NoSuchDevice, NotPositive, translated
 from waystation.frameworks import casts, dtypes
@@ -73,9 +80,13 @@ class safe_open:  # noqa: N801
                 raise InvalidInput(f"there is no framework {framework!r} here; the frameworks are {known}")
             if backend not in ("mmap", "pread"):
                 raise InvalidInput(f"backend must be 'mmap' or 'pread', not {backend!r}")
-            path = _path_of(filename)
-            place = _place(name, device)
-            opened = OpenFiles([read_header(path)])
+            with _no_such_file():
+                path = _path_of(filename)
+                header = read_header(path)
+            self._path = path
+            with translated(path):
+                place = _place(name, device)
+            opened = OpenFiles([header])
             self._tensors = Tensors(opened, name, place)
             self._device = place
             self._is_closed = False
@@ -166,7 +177,7 @@ class safe_open:  # noqa: N801
 
     @contextmanager
     def _open(self) -> Iterator[None]:
-        with translated():
+        with translated(self._path):
             if self._is_closed:
                 raise InvalidInput("the file was closed; open it again")
             yield
@@ -216,8 +227,8 @@ class SafeSlice:
             name = self._tensor[0]
             inner, steps = _checked(index, stored.shape, name)
             if dtype_held(codec.name, stored.dtype) == stored.dtype:
-                return tensors.slice(name)[inner][steps]
-            host = Tensors(tensors.opened, "numpy", None).slice(name)[inner][steps]
+                return _stepped(tensors.slice(name)[inner], steps)
+            host = _stepped(Tensors(tensors.opened, "numpy", None).slice(name)[inner], steps)
             return made(codec, codec.place_of(self._opened._device), [stored], [host])[0]
 
     def _torch_part(self, index: Any) -> Any:
@@ -232,6 +243,15 @@ class SafeSlice:
             return tensors.slice(name)[inner][steps]
         except InvalidInput:  # or for torch to refuse
             return tensors.tensor(name)[index]
+
+
+@contextmanager
+def _no_such_file() -> Iterator[None]:
+    """Raises of a path at which no file can be what the safetensors package does."""
+    try:
+        yield
+    except (NotDirectory, UnusablePath) as error:
+        raise NotFound(error.message, **error.context) from error
 
 
 def _path_of(filename: PathLike) -> str:
@@ -259,9 +279,16 @@ def _place(framework: Framework, device: Any) -> Any:
     return device
 
 
+def _stepped(part: Any, steps: tuple[slice, ...]) -> Any:
+    # An array without axes, indexed by nothing, would become a scalar.
+    return part[steps] if steps else part
+
+
 def _checked(index: Any, shape: tuple[int, ...], name: str) -> tuple[tuple[Any, ...], tuple[slice, ...]]:
     """An index as one without steps, and what takes the steps then."""
     parts = list(index) if isinstance(index, tuple) else [index]
+    if isinstance(index, list) and not index:  # which selects no row, as NumPy has it
+        parts = [slice(0, 0)]
     gaps = [place for place, part in enumerate(parts) if part is ...]
     given = len(parts) - len(gaps)
     if given > len(shape) or len(gaps) > 1:
@@ -276,7 +303,7 @@ def _checked(index: Any, shape: tuple[int, ...], name: str) -> tuple[tuple[Any, 
             inner.append(slice(begin, end))
             steps.append(slice(None, None, step))
         else:
-            inner.append(part)
+            inner.append(int(part) if isinstance(part, bool) else part)  # as that package takes True
     return tuple(inner), tuple(steps)
 
 

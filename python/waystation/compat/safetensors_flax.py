@@ -16,6 +16,7 @@ from typing_extensions import Buffer
 from waystation.compat import safetensors_numpy
 from waystation.compat.errors import NotAnArray, translated
 from waystation.compat.opening import Backend, load_bytes, safe_open
+from waystation.compat.serializing import naming_file
 from waystation.safetensors.making import codec_of
 from waystation.safetensors.sources import PathLike
 
@@ -41,7 +42,9 @@ def save_file(
         SafetensorError: The format has no dtype for an array, or the file cannot be written.
         TypeError: Something is no array.
     """
-    safetensors_numpy.save_file(_on_host(tensors), filename, metadata)
+    with naming_file(filename):
+        held = _on_host(tensors)
+    safetensors_numpy.save_file(held, filename, metadata)
 
 
 def load(data: Buffer) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing_extensions import Buffer
 
 from waystation.compat.errors import NotAnArray, translated
 from waystation.compat.opening import Backend, load_bytes, safe_open
-from waystation.compat.serializing import TensorSpec, serialize, serialize_file
+from waystation.compat.serializing import TensorSpec, naming_file, serialize, serialize_file
 from waystation.safetensors.sources import PathLike
 
 __all__ = ["load", "load_file", "save", "save_file"]
@@ -42,7 +42,8 @@ def save_file(
         SafetensorError: The format has no dtype for an array, or the file cannot be written.
         TypeError: Something is no array.
     """
-    held, specs = described(tensor_dict)
+    with naming_file(filename):
+        held, specs = described(tensor_dict)
     serialize_file(specs, filename, metadata)
     del held  # until here the addresses are in use
 

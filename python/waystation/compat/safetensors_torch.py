@@ -16,7 +16,7 @@ from waystation import storage
 from waystation._errors import InvalidInput
 from waystation.compat.errors import NoData, NotLoaded, SharedMemory, translated
 from waystation.compat.opening import Backend, load_bytes, safe_open
-from waystation.compat.serializing import TensorSpec, serialize, serialize_file
+from waystation.compat.serializing import TensorSpec, naming_file, serialize, serialize_file
 from waystation.safetensors.making import codec_of
 from waystation.safetensors.sources import PathLike
 
@@ -50,7 +50,8 @@ def save_file(
         RuntimeError: Tensors share memory.
         SafetensorError: The format has no dtype for a tensor, or the file cannot be written.
     """
-    held, specs = _described(tensors)
+    with naming_file(filename):
+        held, specs = _described(tensors)
     serialize_file(specs, filename, metadata)
     del held  # until here the addresses are in use
 

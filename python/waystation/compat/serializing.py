@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from waystation import _native, _plans, storage
@@ -105,11 +105,20 @@ def serialize_file(
         SafetensorError: As `serialize`, or the file cannot be written.
         TypeError: As `serialize`.
     """
-    with translated():
+    with naming_file(filename):
         header, placed = _planned(tensor_dict, metadata)
         lengths = [spec.data_len for spec in placed]
         words = _plans.byte_segments(len(header), lengths, [spec.data_ptr for spec in placed])
         _write(storage.absolute(filename), header, len(header) + sum(lengths), words)
+
+
+@contextlib.contextmanager
+def naming_file(filename: PathLike) -> Iterator[None]:
+    """`translated` for what writes a file."""
+    with translated():
+        path = storage.absolute(filename)
+    with translated(path):
+        yield
 
 
 def _planned(

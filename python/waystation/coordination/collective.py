@@ -7,7 +7,7 @@ one error, which names the process that failed; a process that was killed is nam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from waystation._errors import InvalidInput, Unavailable
@@ -70,15 +70,26 @@ def attempt(
     return results[0], decision
 
 
-def require_same(parts: Sequence[bytes], remedy: str) -> None:
+def require_same(
+    parts: Sequence[bytes], remedy: str, aspects: Sequence[Mapping[str, object]] | None = None
+) -> None:
     """Refuses that processes which load together say different things.
+
+    Args:
+        parts: What each says.
+        remedy: What the error ends with.
+        aspects: Of each what it was given, by the name of the argument; the first that differs is named.
 
     Raises:
         InvalidInput: They do; it ends with the remedy.
     """
     other = next((index for index, part in enumerate(parts) if part != parts[0]), None)
     if other is not None:
+        differ = "files or arguments"
+        if aspects is not None:
+            own, others = aspects[0], aspects[other]
+            differ = next((name for name in own if own[name] != others[name]), differ)
         raise InvalidInput(
-            f"processes 0 and {other} of those that load together were given different files or arguments; "
+            f"processes 0 and {other} of those that load together were given different {differ}; "
             f"give all of them the same{remedy}"
         )

@@ -113,7 +113,8 @@ class _Chooser:
         if dtype in ("float64", "complex128") and not self._wide:
             raise InvalidInput(
                 f"JAX would narrow {dtype} to {WIDE[dtype]}; enable 64-bit mode "
-                f"(jax.config.update('jax_enable_x64', True)), or give an abstract state with {WIDE[dtype]}"
+                f"(jax.config.update('jax_enable_x64', True)), or give an abstract state with "
+                f"{WIDE[dtype]} (to load a published model: dtype={{'{dtype}': '{WIDE[dtype]}'}})"
             )
         self._allowed.add(dtype)
 
@@ -294,7 +295,7 @@ def narrowed(buffer: np.ndarray[Any, Any], index: int) -> np.ndarray[Any, Any]:
         raise InvalidInput(
             f"values of this {buffer.dtype} array do not fit {narrow}, the widest that JAX has now; enable "
             f"64-bit mode (jax.config.update('jax_enable_x64', True)), or give an abstract dtype "
-            f"such as {narrow}",
+            f"such as {narrow} (to load a published model: dtype={{'{buffer.dtype}': '{narrow}'}})",
             index=index,
         )
     return buffer.astype(narrow)

@@ -208,7 +208,7 @@ def verify_model(files: Files, *, on_progress: OnProgress) -> tuple[list[Damaged
             headers.append(_header_as_summed(path, known.of(path)))
     if failure is not None and not headers and not damaged:
         raise failure
-    expected = require_checksums(headers, [known.of(header.path) for header in headers])
+    expected = require_checksums(headers, [known.of(header.path) for header in headers], more="")
     for header, wanted, found in zip(headers, expected, sum_files(headers, on_progress), strict=True):
         damage = _compare(header, wanted, found)
         if damage is not None:
@@ -309,9 +309,16 @@ def checksums_of(headers: Sequence[Header]) -> list[FileChecksums | None]:
 
 
 def require_checksums(
-    headers: Sequence[Header], found: Sequence[FileChecksums | None]
+    headers: Sequence[Header],
+    found: Sequence[FileChecksums | None],
+    more: str = ", or load it without: verify=False, or array.loading.verify = None of the Context",
 ) -> list[FileChecksums]:
     """The checksums of files that all have some.
+
+    Args:
+        headers: Of the files.
+        found: The checksums of each.
+        more: What else can be done where there are none.
 
     Raises:
         InvalidInput: One has none, or is a file of a checkpoint.
@@ -320,7 +327,8 @@ def require_checksums(
         if own is None:
             _refuse_checkpoint(os.path.dirname(header.path))
             raise InvalidInput(
-                "there are no checksums of the file; run 'waystation sum' where it is known to be whole",
+                f"there are no checksums of the file; run 'waystation sum' where it is known to be whole"
+                f"{more}",
                 path=header.path,
             )
     return [own for own in found if own is not None]

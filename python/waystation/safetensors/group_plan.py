@@ -101,6 +101,19 @@ class GroupPlan:
         what = (self.results, self.dtypes, self.own, self.divided, self.replicated)
         return hashlib.sha256(repr(what).encode()).hexdigest()
 
+    def aspects(self) -> dict[str, str]:
+        """What tells by which argument this plan differs from others."""
+        sources = [(result, source) for result in self.results for source in result.sources]
+        names = [(result.name, source.name) for result, source in sources]
+        tensors = {source.name: (source.shape, result.dtype) for result, source in sources}
+        given = {
+            "files, select, rename or join": names,
+            "files": sorted(tensors.items()),
+            "placement or join": [source.place for _, source in sources],
+            "dtype": self.dtypes,
+        }
+        return {name: hashlib.sha256(repr(what).encode()).hexdigest() for name, what in given.items()}
+
     def source_of(self, piece: Piece) -> Source:
         """The tensor that a piece is of."""
         return self.results[piece.result].sources[piece.source]

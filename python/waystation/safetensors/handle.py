@@ -57,6 +57,7 @@ class Tensors:
         self._codec = codec_of(framework)
         self._place = self._codec.place_of(device)
         self._open: OpenFiles | None = opened
+        self._path = opened.path
         self._targets: dict[int, tuple[StoredArray, Target]] = {}  # of whole tensors, by what describes them
 
     @property
@@ -67,7 +68,7 @@ class Tensors:
             InvalidInput: It was closed.
         """
         if self._open is None:
-            raise InvalidInput("the files were closed; open them again")
+            raise InvalidInput("the files were closed; open them again", path=self._path)
         return self._open
 
     # ---- what is there -------------------------------------------------------------------------
@@ -142,7 +143,9 @@ class Tensors:
     def _number(self, name: str) -> int:
         number = self.opened.numbers.get(name)
         if number is None:
-            raise TensorNotFound(f"there is no tensor {name!r}; {_some(self.opened.numbers)}")
+            raise TensorNotFound(
+                f"there is no tensor {name!r}; {_some(self.opened.numbers)}", path=self._path
+            )
         return number
 
     def read_part(self, name: str, box: Box, kept: Sequence[int]) -> Any:
@@ -229,7 +232,11 @@ class TensorSlice:
         Raises:
             InvalidInput: The index is none of these, or outside of the tensor.
         """
-        box, kept = _box_of(index, self.shape, self.name)
+        try:
+            box, kept = _box_of(index, self.shape, self.name)
+        except InvalidInput as error:
+            opened = self._tensors.opened
+            raise error.where(path=opened.path_of(opened.numbers[self.name]))
         return self._tensors.read_part(self.name, box, kept)
 
 
@@ -264,6 +271,8 @@ def _box_of(index: Any, shape: tuple[int, ...], name: str) -> tuple[Box, list[in
             kept.append(axis)
             continue
         try:
+            if isinstance(part, bool):  # NumPy adds an axis for it
+                raise TypeError
             at = operator.index(part)
         except TypeError:
             raise InvalidInput(

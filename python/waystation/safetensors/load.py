@@ -184,6 +184,7 @@ def _decide(
     may_reshard: bool,
 ) -> tuple[Request, Session]:
     """What is loaded, decided with the processes that load it as well."""
+    begun_s = time.monotonic()
     options = options_of(memory_limit, verify, gpu_direct)
     session = open_session(
         codec_of(framework),
@@ -207,6 +208,7 @@ def _decide(
                 nested=nested,
                 may_reshard=may_reshard and session.process_count > 1,
                 alternate=session.process_count == 1,  # each process may have them on other disks
+                begun_s=begun_s,
             ),
             Request.shared,
             _require_same,
@@ -254,7 +256,7 @@ def _load_what_is_there(
 
     A change is an error where no model is there any more, and where several processes load together.
     """
-    with failures_published("load", request.opened.path, time.monotonic()):
+    with failures_published("load", request.opened.path, request.begun_s):
         for _ in range(_MOST_ATTEMPTS):
             try:
                 return _load(request, session, progress)
@@ -269,7 +271,6 @@ def _load_what_is_there(
 
 
 def _load(request: Request, session: Session, progress: Progress) -> dict[str, Any]:
-    started_s = time.monotonic()
     made = Made(request.opened, len(request.incoming))
     filling = Filling(
         request.opened,
@@ -289,7 +290,7 @@ def _load(request: Request, session: Session, progress: Progress) -> dict[str, A
             collective.attempt(
                 session, lambda: reshard(request.codec, made.arrays, request.resharded), carries=True
             )
-    _report(request, filling, time.monotonic() - started_s)
+    _report(request, filling, time.monotonic() - request.begun_s)
     arrays = dict(zip(request.wanted.names, made.arrays, strict=True))
     if request.opened.is_on_several_devices:  # where they alternate
         in_order = sorted(zip(request.wanted.numbers, request.wanted.names, strict=True))

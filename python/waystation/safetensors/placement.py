@@ -25,10 +25,11 @@ class Divided:
     """A tensor of which each process gets one block.
 
     Attributes:
-        axis: Along which it is divided, evenly and rounded up: the last blocks may be smaller, or empty.
-        blocks: How many there are, by default as many as processes. Where there are fewer, as many
-            processes one after another get the same block, as of the keys and values of attention that has
-            fewer heads of these than there are processes.
+        axis: Along which it is divided, evenly and rounded up: the last blocks may be smaller, or empty. Of
+            37 rows four processes get 10, 10, 10 and 7, and of 6 rows 2, 2, 2 and none.
+        blocks: How many there are, by default as many as processes, whose number it has to divide. Where
+            there are fewer, as many processes one after another get the same block, as of the keys and
+            values of attention that has fewer heads of these than there are processes.
     """
 
     axis: int

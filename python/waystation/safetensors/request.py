@@ -83,6 +83,7 @@ class Request:
         mappings: What is mapped instead of being read, if anything is.
         separator: What separates the parts of names in a nested result; None for a flat one.
         resharded: Where arrays go in the end that are read with another sharding, by their leaves.
+        begun_s: When the load was called, by the monotonic clock.
     """
 
     opened: OpenFiles
@@ -93,6 +94,7 @@ class Request:
     mappings: Mappings | None
     separator: str | None
     resharded: dict[int, Target]
+    begun_s: float
 
     def shared(self) -> bytes:
         """What processes that load together have to decide alike: all about arrays that several hold."""
@@ -126,6 +128,7 @@ def decide(
     nested: bool | str,
     may_reshard: bool,
     alternate: bool,
+    begun_s: float,
 ) -> Request:
     """Opens the files and decides everything about a load of them.
 
@@ -159,7 +162,7 @@ def decide(
     resharded: dict[int, Target] = {}
     if may_reshard and mappings is None:
         resharded = read_contiguously(opened, codec, incoming, options.array.loading.verify)
-    return Request(opened, codec, wanted, incoming, options, mappings, separator, resharded)
+    return Request(opened, codec, wanted, incoming, options, mappings, separator, resharded, begun_s)
 
 
 def options_of(memory_limit: int | None, verify: bool | None, gpu_direct: bool | None = None) -> Options:

@@ -150,7 +150,9 @@ def _require_target(path: str) -> None:
         )
 
 
-def _paths(files: Sequence[PathLike]) -> list[str]:
+def _paths(files: Sequence[PathLike] | bytes) -> list[str]:
+    if isinstance(files, bytes):
+        storage.located(files)  # which refuses it, and says what to do
     if not isinstance(files, Iterable):
         raise WrongType(f"files must be a path or several paths, not {type(files).__name__}")
     paths = [storage.located(path) for path in files]

@@ -13,6 +13,7 @@ array is handed out as soon as it is on its devices, while those behind it are o
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,6 +69,7 @@ def stream(
         nested=False,
         may_reshard=False,
         alternate=True,
+        begun_s=time.monotonic(),
     )
     return _stream(request)
 

@@ -102,6 +102,7 @@ def load_in_group(
         Unavailable: A process has died, which the error names, or has not come within the deadline
             (`multiprocessing.deadline_s`).
     """
+    begun_s = time.monotonic()
     codec = codec_of("torch")
     from waystation.frameworks import torch_groups, torch_tensors
 
@@ -131,20 +132,22 @@ def load_in_group(
         opened, plan, place = decided
         view = View.of(opened.headers, options, is_on_host=place.device.type == "cpu" and opened.is_local)
         said = plan.digest(), send, plan.page_cache_bytes() if plan.sent else 0
-        return json.dumps([said, view]).encode()
+        given = plan.aspects() | {"memory_limit or verify": plan.digest(), "send": send}
+        return json.dumps([said, view, given]).encode()
 
     def choose(parts: Sequence[bytes]) -> bytes:
         """Whether to send: as all processes wish, or else unless the page cache does it."""
         said = [json.loads(part) for part in parts]
-        collective.require_same([repr(own).encode() for own, _ in said], remedy="")
-        (_, wish, needed_bytes), _ = said[0]
-        shares = wish is None and share_page_cache([View(*view) for _, view in said], needed_bytes)
+        parts = [repr(own).encode() for own, _, _ in said]
+        collective.require_same(parts, remedy="", aspects=[given for _, _, given in said])
+        (_, wish, needed_bytes), _, _ = said[0]
+        shares = wish is None and share_page_cache([View(*view) for _, view, _ in said], needed_bytes)
         return b"" if shares or wish is False else b"send"
 
     with contextlib.closing(processes.open("load a published model in a group")) as session:
         (opened, plan, place), sends = collective.attempt(session, decide, describe, choose)
-    loading = _Loading(opened, plan, options, codec, place, processes)
-    with failures_published("load", opened.path, time.monotonic()):
+    loading = _Loading(opened, plan, options, codec, place, processes, begun_s)
+    with failures_published("load", opened.path, begun_s):
         processes.attempt(loading.read_own)
         if plan.sent and not sends:
             processes.attempt(loading.read_cached)
@@ -171,10 +174,18 @@ class _Loading:
         codec: What makes tensors.
         place: Where they go.
         processes: Those that load.
+        begun_s: When it was called, by the monotonic clock.
     """
 
     def __init__(
-        self, opened: OpenFiles, plan: GroupPlan, options: Options, codec: Codec, place: Any, processes: Any
+        self,
+        opened: OpenFiles,
+        plan: GroupPlan,
+        options: Options,
+        codec: Codec,
+        place: Any,
+        processes: Any,
+        begun_s: float,
     ) -> None:
         from waystation.frameworks import torch_groups
 
@@ -190,11 +201,11 @@ class _Loading:
         self.found: dict[int, Any] = {}  # what this process gets, by the number of the result
         self.statistics = ReadStatistics()
         self.bytes_received = 0  # from other processes
-        self._started_s = time.monotonic()
+        self._begun_s = begun_s
 
     def report(self) -> None:
         """Tells what was read and received."""
-        duration_s = time.monotonic() - self._started_s
+        duration_s = time.monotonic() - self._begun_s
         statistics = statistics_of(self._opened, self.statistics, duration_s, self.bytes_received)
         publish(statistics)
         give(statistics, self._options.array.loading.on_statistics, "array.loading.on_statistics")

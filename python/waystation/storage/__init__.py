@@ -104,7 +104,8 @@ def absolute(path: object) -> str:
         InvalidInput: It is a URL; UnusablePath: it is empty or bytes, holds a NUL, or is not UTF-8.
     """
     if not isinstance(path, str | os.PathLike):
-        raise WrongType(f"a path must be a string or os.PathLike, not {type(path).__name__}")
+        advice = "; use os.fsdecode(path)" if isinstance(path, bytes) else ""
+        raise WrongType(f"a path must be a string or os.PathLike, not {type(path).__name__}{advice}")
     text: object = os.fspath(path)
     if not isinstance(text, str) or not text or "\0" in text:
         raise UnusablePath(f"{text!r} is not a usable path")

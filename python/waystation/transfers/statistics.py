@@ -14,7 +14,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from waystation._errors import naming_memory
+
 _log = logging.getLogger("waystation")
+
+_LOAD_LESS = "load fewer arrays at once, shard them over more processes, or free memory first"
 
 _SAVED = (
     "saved '%s': %d bytes at %.2f GB/s, %d shared; %.3f s: blocked %.3f s, written after %.3f s, "
@@ -36,7 +40,7 @@ class LoadStatistics:
         bytes_read: Bytes that it read to get them: of whole blocks of 256 KiB where they are verified, and
             of the headers of data files; of samples, where a load has tried to broadcast. With a cache, of
             whole blocks of 8 MiB, and only of what was not in it.
-        duration_s: From the first decision about an array to the last array made, in seconds.
+        duration_s: From the call, before anything is opened, to the last array made, in seconds.
         cached_bytes: Bytes that came from the cache of this machine (`Context.storage.cache_directory`).
         repeated_requests: Requests to a store that were sent a second time, because the first took far longer
             than others.
@@ -84,7 +88,8 @@ class SaveStatistics:
 
     Attributes:
         path: The checkpoint.
-        bytes_written: Bytes of arrays that this process has written.
+        bytes_written: Bytes of the data files that this process has written: arrays, headers and what lies
+            between arrays.
         blocked_s: When the caller could change the state: of `save`, when it returned.
         written_s: When this process had handed all bytes to the system.
         synced_s: When they were on stable storage.
@@ -205,7 +210,11 @@ def failures_published(operation: Literal["save", "load"], path: str, begun_s: f
         begun_s: When it was called, by the monotonic clock.
     """
     try:
-        yield
+        if operation == "load":
+            with naming_memory("to load", path, _LOAD_LESS):
+                yield
+        else:
+            yield
     except BaseException as error:
         publish(TransferFailure(operation, path, time.monotonic() - begun_s, error))
         raise
