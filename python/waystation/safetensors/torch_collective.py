@@ -135,17 +135,8 @@ def load_in_group(
         given = plan.aspects() | {"memory_limit or verify": plan.digest(), "send": send}
         return json.dumps([said, view, given]).encode()
 
-    def choose(parts: Sequence[bytes]) -> bytes:
-        """Whether to send: as all processes wish, or else unless the page cache does it."""
-        said = [json.loads(part) for part in parts]
-        parts = [repr(own).encode() for own, _, _ in said]
-        collective.require_same(parts, remedy="", aspects=[given for _, _, given in said])
-        (_, wish, needed_bytes), _, _ = said[0]
-        shares = wish is None and share_page_cache([View(*view) for _, view, _ in said], needed_bytes)
-        return b"" if shares or wish is False else b"send"
-
     with contextlib.closing(processes.open("load a published model in a group")) as session:
-        (opened, plan, place), sends = collective.attempt(session, decide, describe, choose)
+        (opened, plan, place), sends = collective.attempt(session, decide, describe, _chosen)
     loading = _Loading(opened, plan, options, codec, place, processes, begun_s)
     with failures_published("load", opened.path, begun_s):
         processes.attempt(loading.read_own)
@@ -155,6 +146,16 @@ def load_in_group(
             loading.send(_less(options, _COPIES * run_bytes))
     loading.report()
     return {plan.results[number].name: found for number, found in sorted(loading.found.items())}
+
+
+def _chosen(parts: Sequence[bytes]) -> bytes:
+    """Whether to send: as all processes wish, or else unless the page cache does it."""
+    said = [json.loads(part) for part in parts]
+    same = [repr(own).encode() for own, _, _ in said]
+    collective.require_same(same, remedy="", aspects=[given for _, _, given in said])
+    (_, wish, needed_bytes), _, _ = said[0]
+    shares = wish is None and share_page_cache([View(*view) for _, view, _ in said], needed_bytes)
+    return b"" if shares or wish is False else b"send"
 
 
 def _less(options: Options, nbytes: int) -> Options:
