@@ -359,18 +359,6 @@ def test_a_store_without_room_is_told_and_not_asked_again(place: Bucket, fails_a
         assert may_go, "nothing looks as if that save were under way"
 
 
-def test_a_file_in_the_place_of_a_directory_is_told_at_once(place: Bucket) -> None:
-    """By a store that keeps objects in a file system. Others can have both."""
-    (place.folder / "file").write_text("a")
-    with proxy(place.endpoint) as between, context(between.endpoint):
-        for path in (f"{place.location}/file", f"{place.location}/file/1"):
-            with pytest.raises(Conflict, match="has the name of a directory in this path"):
-                waystation.save(path, state_of(1))
-        puts = [target for method, target in between.requests if method == "PUT"]
-        assert len(puts) == len(set(puts)), "none is tried again"
-    assert place.names() == ["file"]
-
-
 def is_removal(request: tuple[str, str]) -> bool:
     """Whether a request removes objects: one, or several at once."""
     method, path = request

@@ -7,8 +7,7 @@
 //! A server that no connection has ever reached is given up before the deadline: its address is more likely wrong than
 //! that it is away for a while.
 //!
-//! A store that has no room is not asked again either: it gets none by waiting. Nor is one that keeps objects in a file
-//! system, where a file has the place of a directory: the client takes that for a conflict that passes.
+//! A store that has no room is not asked again either: it gets none by waiting.
 //!
 //! A removal on condition is a `DELETE` with one header more ([`on_condition`]), which the crate has no option for.
 //!
@@ -68,11 +67,6 @@ const UNREACHED: Duration = Duration::from_secs(10);
 
 /// The status of what is refused for want of room.
 const INSUFFICIENT_STORAGE: u16 = 507;
-/// That of what contradicts something else, …
-const CONFLICT: u16 = 409;
-/// … which stays, where these are the codes: of VersityGW and of MinIO.
-const FILE_AND_DIRECTORY: [&str; 3] =
-    ["ObjectParentIsFile", "ExistingObjectIsDirectory", "XMinioObjectExistsAsDirectory"];
 
 /// Makes such connections.
 #[derive(Debug)]
@@ -124,15 +118,6 @@ impl HttpService for Connection {
         };
         if answer.status().as_u16() == INSUFFICIENT_STORAGE {
             return Err(HttpError::new(HttpErrorKind::Unknown, Full)); // which is not tried again
-        }
-        if answer.status().as_u16() == CONFLICT {
-            let (parts, body) = answer.into_parts();
-            let content = timeout(SILENCE, body.bytes()).await.unwrap_or_else(|_| Err(silent()))?;
-            let text = String::from_utf8_lossy(&content);
-            if FILE_AND_DIRECTORY.iter().any(|code| text.contains(code)) {
-                return Err(HttpError::new(HttpErrorKind::Unknown, FileAndDirectory));
-            }
-            return Ok(HttpResponse::from_parts(parts, content.into()));
         }
         Ok(answer.map(|body| HttpResponseBody::new(Watched { body, silence: Box::pin(sleep(SILENCE)) })))
     }
@@ -282,18 +267,6 @@ impl fmt::Display for Full {
 }
 
 impl Error for Full {}
-
-/// A file has the name of a directory, or the other way round.
-#[derive(Debug)]
-pub struct FileAndDirectory;
-
-impl fmt::Display for FileAndDirectory {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "an object has the name of a directory")
-    }
-}
-
-impl Error for FileAndDirectory {}
 
 /// No connection to the server has ever been made.
 #[derive(Clone, Debug)]

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use waystation_format::{Error, Kind};
 
 use crate::client::is_http;
-use crate::connection::{FileAndDirectory, Full, NoCredentials, Unreached, Untrusted};
+use crate::connection::{Full, NoCredentials, Unreached, Untrusted};
 
 /// Codes of stores are words; whatever else is between the tags is not repeated.
 const MOST_CODE_BYTES: usize = 64;
@@ -68,9 +68,6 @@ pub fn told(error: &object_store::Error, action: &str, path: &Path) -> Error {
     }
     if answer.has_code_of(&[BUCKET_NAME]) {
         return no_bucket_name(action, path);
-    }
-    if answer.is_file_and_directory {
-        return file_and_directory(action, path);
     }
     if answer.is_full || answer.has_code_of(&NO_ROOM) {
         return full(&answer, action, path);
@@ -151,14 +148,6 @@ fn no_bucket_name(action: &str, path: &Path) -> Error {
          63 lower-case letters, digits, dots and hyphens"
     );
     Error::new(Kind::InvalidInput, message).with("path", path.display().to_string())
-}
-
-fn file_and_directory(action: &str, path: &Path) -> Error {
-    let message = format!(
-        "could not {action}: this store keeps objects in a file system, and a file there has the name of a directory in \
-         this path, or a directory the name of this file; remove that object, or choose another path"
-    );
-    Error::new(Kind::Conflict, message).with("path", path.display().to_string())
 }
 
 fn no_bucket(action: &str, path: &Path) -> Error {
@@ -242,7 +231,6 @@ struct Answer {
     lacks_credentials: bool,
     is_untrusted: bool,
     is_full: bool,
-    is_file_and_directory: bool,
     leads_nowhere: bool,
     unreached: Option<Unreached>,
 }
@@ -259,7 +247,6 @@ impl Answer {
             answer.lacks_credentials |= found.is::<NoCredentials>();
             answer.is_untrusted |= found.is::<Untrusted>();
             answer.is_full |= found.is::<Full>();
-            answer.is_file_and_directory |= found.is::<FileAndDirectory>();
             answer.unreached = answer.unreached.or_else(|| found.downcast_ref::<Unreached>().cloned());
             let text = found.to_string();
             answer.leads_nowhere |= text.starts_with(LEADS_NOWHERE);
