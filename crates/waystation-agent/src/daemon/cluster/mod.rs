@@ -11,7 +11,7 @@
 //! | `watch` | what those are told who watch |
 //!
 //! Failures: killed at any time (what it remembers was written before anybody was told; copies are in slots; what was being
-//! received is freed; the next agent goes on); its directory lost (it says so, and is admitted once a majority knows); no
+//! received is freed; the next agent goes on); its directory lost (it says so, and is admitted once a majority or all know); no
 //! memory for its notes (nothing leaves the host until they are written). Invariants: nothing that waits is done while the
 //! machines are locked; a slot that the machine counts as a copy is freed only when it says so.
 
