@@ -21,5 +21,5 @@ pub mod table_pages;
 pub mod throttle;
 pub mod write;
 
-pub use local::{calibrate, directory, files, filesystem, probe, ring, sync_group};
+pub use local::{calibrate, directory, files, filesystem, parts, probe, ring, sync_group};
 pub use waystation_format::{Error, Kind, Result};

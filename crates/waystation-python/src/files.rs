@@ -1,20 +1,23 @@
 //! Small files, directories, renames, and what the engine knows about file systems.
 
+use std::os::fd::{BorrowedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use waystation_io::calibrate::{calibrate as measure, calibration as remembered};
+use waystation_io::parts::{self, Version};
 use waystation_io::sync_group::{self, Durability};
 use waystation_io::{Error, Kind, files, probe as probing};
 
 use crate::directory::{Directory, opened};
 use crate::error::guarded;
-use crate::format::Bytes;
+use crate::format::{Bytes, WritableBytes};
 
 /// Adds the names of this file to the module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<PartReader>()?;
     module.add_class::<SyncGroup>()?;
     module.add_function(wrap_pyfunction!(write_small_files, module)?)?;
     module.add_function(wrap_pyfunction!(read_small_files, module)?)?;
@@ -26,6 +29,49 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(calibrate, module)?)?;
     module.add_function(wrap_pyfunction!(calibration, module)?)?;
     Ok(())
+}
+
+/// One version of a file of which small parts are read on the caller's thread; it has a descriptor of its own.
+#[pyclass(frozen, module = "waystation._native")]
+struct PartReader(parts::PartReader);
+
+// What frameworks align memory to.
+const ALIGN_BYTES: usize = 64;
+
+#[pymethods]
+impl PartReader {
+    #[new]
+    #[pyo3(signature = (path, descriptor, identity, /))]
+    fn new(path: PathBuf, descriptor: RawFd, identity: (u64, u64, u64, i128)) -> PyResult<Self> {
+        // SAFETY: the caller's descriptor is open for the length of this call.
+        let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
+        let (device, inode, nbytes, modified_ns) = identity;
+        guarded(|| {
+            let own = borrowed.try_clone_to_owned().map_err(|error| Error::from_io(error, "open", &path))?;
+            let version = Version { device, inode, nbytes, modified_ns };
+            Ok(Self(parts::PartReader::new(own, &path, version)))
+        })
+    }
+
+    #[pyo3(signature = (offset, nbytes, memory, /))]
+    fn read(
+        &self,
+        py: Python<'_>,
+        offset: u64,
+        nbytes: usize,
+        memory: &Bound<'_, PyAny>,
+    ) -> PyResult<Option<usize>> {
+        let mut memory = WritableBytes::of(memory)?;
+        py.detach(|| {
+            guarded(|| {
+                let all = memory.as_mut_slice();
+                let first = all.as_ptr().align_offset(ALIGN_BYTES);
+                let view = first.checked_add(nbytes).and_then(|end| all.get_mut(first..end));
+                let view = view.ok_or_else(|| Error::new(Kind::InvalidInput, "the memory is too small"))?;
+                Ok(self.0.read(view, offset)?.then_some(first))
+            })
+        })
+    }
 }
 
 /// Files that were written and directories that were changed, to be synced together.

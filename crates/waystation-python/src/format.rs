@@ -64,6 +64,30 @@ impl Bytes {
     }
 }
 
+/// A contiguous buffer that is written to, held for the length of one call.
+pub struct WritableBytes(PyUntypedBuffer);
+
+impl WritableBytes {
+    /// The buffer of `owner`, which must be C-contiguous and writable; its element type does not matter.
+    pub fn of(owner: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let buffer = PyUntypedBuffer::get(owner)?;
+        if !buffer.is_c_contiguous() || buffer.readonly() {
+            return Err(to_py(invalid("a buffer must be C-contiguous and writable".to_owned())));
+        }
+        Ok(Self(buffer))
+    }
+
+    /// Its bytes.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        if self.0.len_bytes() == 0 {
+            return &mut [];
+        }
+        // SAFETY: the buffer is contiguous, non-empty and stays exported while `self` lives. Only Waystation
+        // calls this module, and it hands over new memory that nobody else has.
+        unsafe { std::slice::from_raw_parts_mut(self.0.buf_ptr().cast::<u8>(), self.0.len_bytes()) }
+    }
+}
+
 /// The words of a plan: plans are small, copied, and decoded without the GIL.
 pub fn plan_words(plan: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
     Bytes::of(plan)?.words(i64::from_ne_bytes).map_err(to_py)

@@ -71,9 +71,14 @@ def translated(path: str | None = None) -> Iterator[None]:
     """Raises errors of Waystation as such that `SafetensorError` catches, too, and names the file in them."""
     try:
         yield
-    except SafetensorError as error:
-        raise error.where(path=path)
     except WaystationError as error:
-        error.where(path=path)
-        own = _rebuilt(type(error), error.message, error.context)
-        raise own.with_traceback(error.__traceback__) from error.__cause__
+        raise translation(error, path) from error.__cause__
+
+
+def translation(error: WaystationError, path: str | None) -> WaystationError:
+    """An error as one that `SafetensorError` catches, too, which names the file; raised from its cause."""
+    error.where(path=path)
+    if isinstance(error, SafetensorError):
+        return error
+    own = _rebuilt(type(error), error.message, error.context)
+    return own.with_traceback(error.__traceback__)

@@ -7,6 +7,7 @@ engine each larger one: for many tensors `load` and `stream` are quicker.
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 from collections.abc import Iterator, KeysView, Mapping, Sequence
 from types import TracebackType
@@ -14,8 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from waystation import _native
-from waystation._errors import InvalidInput, TensorNotFound
+from waystation._errors import InvalidInput, TensorNotFound, WaystationError
 from waystation._options import Options
 from waystation._options.in_effect import current_options
 from waystation.frameworks import dtypes
@@ -24,7 +24,7 @@ from waystation.grid import Box, contiguous_span, whole
 from waystation.layouts.native import memory
 from waystation.layouts.opened import ReadStatistics, Request
 from waystation.safetensors.description import describe
-from waystation.safetensors.making import Framework, as_held_by, codec_of, naming_tensors
+from waystation.safetensors.making import Framework, as_held_by, codec_of, naming_tensor, naming_tensors
 from waystation.safetensors.open_files import OpenFiles
 from waystation.safetensors.sources import Files, find
 
@@ -50,6 +50,27 @@ def open(  # noqa: A001
     return Tensors(OpenFiles(find(files)), framework, device)
 
 
+@dataclasses.dataclass(slots=True)
+class _Kind:
+    """What tensors that are alike are read to.
+
+    Attributes:
+        stored: What describes them.
+        target: Where they go.
+        form: What their bytes are.
+        shape: The same.
+        nbytes: Of each.
+        is_piece: Whether each is needed in one piece, and has bytes.
+    """
+
+    stored: StoredArray
+    target: Target
+    form: np.dtype[Any]
+    shape: tuple[int, ...]
+    nbytes: int
+    is_piece: bool
+
+
 class Tensors:
     """The tensors of a published model, by name. `open` makes it; usable as a context manager."""
 
@@ -58,7 +79,8 @@ class Tensors:
         self._place = self._codec.place_of(device)
         self._open: OpenFiles | None = opened
         self._path = opened.path
-        self._targets: dict[int, tuple[StoredArray, Target]] = {}  # of whole tensors, by what describes them
+        # Of whole tensors, by what describes them: those of a model are of few kinds.
+        self._kinds: dict[int, _Kind] = {}
 
     @property
     def opened(self) -> OpenFiles:
@@ -125,12 +147,34 @@ class Tensors:
             Unsupported: The framework has no such dtype.
         """
         number = self._number(name)
-        stored = self.opened.array(number)  # one object for all tensors that are equal
-        known = self._targets.get(id(stored))
-        with naming_tensors(self.opened, [number]):
-            if known is None:
-                known = self._targets[id(stored)] = stored, self._target(stored, stored.shape)
-            return self._read(number, whole(stored.shape), range(len(stored.shape)), known[1])
+        opened = self.opened
+        stored = opened.array(number)  # one object for all tensors that are equal
+        try:
+            kind = self._kinds.get(id(stored)) or self._add_kind(stored)
+            if not (kind.is_piece and opened.is_small(number, kind.nbytes, current_options())):
+                return self._read(number, whole(stored.shape), range(len(stored.shape)), kind.target)
+            array = opened.read_small(number, 0, kind.form, kind.shape, kind.nbytes)
+            return self._made(kind.target, [array])
+        except WaystationError as error:
+            raise naming_tensor(error, opened, [number])
+
+    def made_of(self, number: int, array: np.ndarray[Any, Any]) -> Any:
+        """A tensor of host memory that has its bytes. Internal."""
+        stored = self.opened.array(number)
+        try:
+            kind = self._kinds.get(id(stored)) or self._add_kind(stored)
+            return self._made(kind.target, [array])
+        except WaystationError as error:
+            raise naming_tensor(error, self.opened, [number])
+
+    def _add_kind(self, stored: StoredArray) -> _Kind:
+        """What tensors of a kind are read to."""
+        target = self._target(stored, stored.shape)
+        form = dtypes.of_stored(stored).host
+        nbytes = math.prod(stored.shape) * form.itemsize
+        is_piece = nbytes > 0 and list(target.boxes) == [whole(stored.shape)]
+        kind = self._kinds[id(stored)] = _Kind(stored, target, form, stored.shape, nbytes, is_piece)
+        return kind
 
     def slice(self, name: str) -> TensorSlice:
         """A tensor of which parts can be read: `tensors.slice(name)[:8, ..., 3]`.
@@ -173,7 +217,11 @@ class Tensors:
                 [request], options, lambda _: None, ReadStatistics(), memory.allocate
             )
         shaped = [buffer.reshape(inner[1]) for buffer, inner in zip(buffers, target.boxes, strict=True)]
-        made = self._codec.assemble([target], [shaped])
+        return self._made(target, shaped)
+
+    def _made(self, target: Target, buffers: list[np.ndarray[Any, Any]]) -> Any:
+        """The array of filled buffers."""
+        made = self._codec.assemble([target], [buffers])
         self._codec.wait(made)
         return made[0]
 
@@ -192,9 +240,7 @@ class Tensors:
         first, nbytes = span[0] * form.itemsize, span[1] * form.itemsize
         if nbytes == 0 or not opened.is_small(number, nbytes, options):
             return None
-        slab = _native.allocate(nbytes)
-        opened.fill(number, first, memoryview(slab)[:nbytes])
-        return [np.ndarray(boxes[0][1], form, slab)]
+        return [opened.read_small(number, first, form, boxes[0][1], nbytes)]
 
     # ---- closing -------------------------------------------------------------------------------
 

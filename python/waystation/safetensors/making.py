@@ -130,10 +130,15 @@ def naming_tensors(opened: OpenedTensors, numbers: Sequence[int]) -> Iterator[No
     try:
         yield
     except WaystationError as error:
-        index = error.context.pop("index", None)
-        if isinstance(index, int):
-            error.where(tensor=opened.labels[numbers[index]], path=opened.path_of(numbers[index]))
-        raise
+        raise naming_tensor(error, opened, numbers)
+
+
+def naming_tensor(error: WaystationError, opened: OpenedTensors, numbers: Sequence[int]) -> WaystationError:
+    """An error with the tensor and its file in place of a codec's index into its batch."""
+    index = error.context.pop("index", None)
+    if isinstance(index, int):
+        error.where(tensor=opened.labels[numbers[index]], path=opened.path_of(numbers[index]))
+    return error
 
 
 @contextlib.contextmanager

@@ -21,43 +21,52 @@ from waystation.layouts.opened import Request
 from waystation.safetensors.headers import Header
 from waystation.safetensors.open_files import OpenFiles
 
+# A smaller tensor that is asked for alone does not pay for the huge pages that it is in.
+_LEAST_HUGE_BYTES = 4 << 20
+
 
 class Mappings:
-    """The mappings of one load, one per file, each alive as long as an array aliases it.
+    """The mappings of one load, each alive as long as an array aliases it.
 
     Args:
         opened: The files.
         align_bytes: What addresses have to be multiples of, at least; others are read. None: the size of an
             element.
+        one_by_one: Whether tensors are asked for one by one, and maybe few of them.
     """
 
-    def __init__(self, opened: OpenFiles, align_bytes: int | None) -> None:
+    def __init__(self, opened: OpenFiles, align_bytes: int | None, *, one_by_one: bool = False) -> None:
         self._opened = opened
         self._align_bytes = align_bytes
-        self._maps: dict[str, mmap.mmap] = {}
+        self._least_huge_bytes = _LEAST_HUGE_BYTES if one_by_one else 0
+        self._maps: dict[tuple[str, bool], mmap.mmap] = {}  # by path, and whether it is in huge pages
 
     def array(self, request: Request) -> NDArray[Any] | None:
         """The requested tensor over its mapping, None where it has to be read."""
         stored = self._opened.array(request.array)
-        header, begin, end = self._opened.extent(request.array)
+        return self.tensor(request.array) if request.boxes == [whole(stored.shape)] else None
+
+    def tensor(self, number: int) -> NDArray[Any] | None:
+        """A whole tensor over its mapping, None where it has to be read."""
+        opened = self._opened
+        stored = opened.array(number)
+        header, begin, end = opened.extent(number)
         host = dtypes.of_stored(stored).host
-        if request.boxes != [whole(stored.shape)] or begin == end:
+        if begin == end or begin % (self._align_bytes or host.itemsize):
             return None
-        if begin % (self._align_bytes or host.itemsize):
-            return None
-        return np.ndarray(stored.shape, host, self._map(header), begin)
+        is_huge = end - begin >= self._least_huge_bytes
+        mapped = self._maps.get((header.path, is_huge)) or self._map(header, is_huge)
+        return np.ndarray(stored.shape, host, mapped, begin)
 
-    def _map(self, header: Header) -> mmap.mmap:
-        found = self._maps.get(header.path)
-        if found is None:
-            found = self._maps[header.path] = _map_file(header)
-        return found
+    def _map(self, header: Header, is_huge: bool) -> mmap.mmap:
+        mapped = self._maps[header.path, is_huge] = _map_file(header, is_huge)
+        return mapped
 
 
-def _map_file(header: Header) -> mmap.mmap:
+def _map_file(header: Header, is_huge: bool) -> mmap.mmap:
     try:
         with header.opened() as file:
-            mapped = storage.mapped(file, writable=True)
+            mapped = storage.mapped(file, writable=True, huge_pages=is_huge)
     except WaystationError:
         header.check_unchanged()
         raise

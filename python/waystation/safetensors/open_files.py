@@ -67,17 +67,6 @@ class _Wanted:
     parts: list[tuple[int, tuple[int, ...]]]
 
 
-@dataclass(slots=True)
-class _Held:
-    """A file that is open until the last thread that reads from it has let go of this.
-
-    Whoever closes files while threads read would otherwise have them read what gets the same descriptor next.
-    """
-
-    file: storage.OpenFile
-    opening: contextlib.ExitStack  # its context closes the file when it is collected
-
-
 class OpenFiles(Readable):
     """The tensors of some files.
 
@@ -96,7 +85,8 @@ class OpenFiles(Readable):
         self._files = np.repeat(np.arange(len(headers)), [len(header.tensors) for header in headers])
         self._arrays: dict[tuple[Any, ...], StoredArray] = {}  # models have few shapes, and many tensors
         self._checksums: list[FileChecksums | None] | None = None  # until first needed
-        self._held: dict[int, _Held] = {}  # those of which small parts were read last
+        # The files of which small parts were read last, each by its place, open while somebody reads of it.
+        self._parts: dict[int, storage.Parts] = {}
 
     @property
     def notices_absence(self) -> bool:
@@ -197,50 +187,68 @@ class OpenFiles(Readable):
     def extent(self, number: int) -> tuple[Header, int, int]:
         """The file of a tensor, and where in it the data begin and end."""
         *_, begin, end = self.tensors[number]
-        return self.headers[int(self._files[number])], begin, end
+        return self.headers[self._places[number]], begin, end
 
     def tensors_of(self, number: int) -> Sequence[int]:
         """The tensors that an array is made of: itself."""
         return (number,)
 
     def is_small(self, number: int, nbytes: int, options: Options) -> bool:
-        """Whether to `fill` so many bytes of a tensor: few, nothing to verify, no options how to read."""
+        """Whether `read_small` reads so many bytes of a tensor: few, not verified, no options how to read."""
         engine, verify = options.engine, options.array.loading.verify
         if nbytes > _SMALL_BYTES or verify or engine.read_mode or engine.throttle_path:
             return False
-        return verify is False or self._checksums_of([int(self._files[number])], verify) == [None]
+        return verify is False or self._verified[self._places[number]] is False
 
-    def fill(self, number: int, offset: int, view: memoryview) -> None:
-        """Fills a view of bytes with a part of a tensor, on the thread of the caller.
+    def read_small(
+        self, number: int, offset: int, form: np.dtype[Any], shape: tuple[int, ...], nbytes: int
+    ) -> NDArray[Any]:
+        """Reads a part of a tensor that lies in one piece in the file, on the thread of the caller.
+
+        Args:
+            number: Of the tensor.
+            offset: Where in its bytes the part begins.
+            form: What the bytes of the part are.
+            shape: The same.
+            nbytes: How many there are; not 0.
 
         Raises:
             Conflict: The file changed.
         """
-        place = int(self._files[number])
-        header = self.headers[place]
+        place = self._places[number]
+        memory = np.empty(nbytes + storage.SLACK_BYTES, np.uint8)
         try:
-            held = self._held.get(place) or self._hold(place)
-            held.file.fill(self.tensors[number][3] + offset, view)
+            parts = self._parts.get(place) or self._hold(place)
+            first = parts.read(self.tensors[number][3] + offset, nbytes, memory)
         except Conflict:
-            header.check_unchanged()  # which tells more of what is at the path
+            self.headers[place].check_unchanged()  # which tells more of what is at the path
             raise
+        return np.ndarray(shape, form, memory, first)
 
-    def _hold(self, place: int) -> _Held:
+    @cached_property
+    def _places(self) -> list[int]:
+        """The file of each tensor."""
+        return self._files.tolist()
+
+    @cached_property
+    def _verified(self) -> list[bool]:
+        """Of each file whether loads verify it where nothing is said of that: it has checksums."""
+        return [blocks is not None for blocks in self._checksums_of(range(len(self.headers)), None)]
+
+    def _hold(self, place: int) -> storage.Parts:
         """A file held open for the next small reads, in place of the one that is held longest."""
-        header = self.headers[place]
-        with contextlib.ExitStack() as opening:
-            file = opening.enter_context(header.opened())
-            held = _Held(file, opening.pop_all())
+        with self.headers[place].opened() as file:
+            parts = file.parts()
         # Without a lock, which a fork could leave locked in the child: a file is at worst opened twice.
         with contextlib.suppress(KeyError, RuntimeError, StopIteration):
-            while len(self._held) >= _MOST_HELD_FILES:
-                del self._held[next(iter(self._held))]
-        self._held[place] = held
-        return held
+            while len(self._parts) >= _MOST_HELD_FILES:
+                del self._parts[next(iter(self._parts))]
+        self._parts[place] = parts
+        return parts
 
     def close(self) -> None:
         """Lets go of the files that are held open; a small read opens them again."""
-        self._held.clear()
+        self._parts.clear()
 
     def start_boxes(
         self,

@@ -29,16 +29,29 @@ from waystation._errors import (
     WrongType,
 )
 from waystation.storage import names
-from waystation.storage.base import Entry, Identity, OpenFile, Reader, Renames, Root, Status, Storage
+from waystation.storage.base import (
+    SLACK_BYTES,
+    Entry,
+    Identity,
+    OpenFile,
+    Parts,
+    Reader,
+    Renames,
+    Root,
+    Status,
+    Storage,
+)
 from waystation.storage.local import LocalStorage, is_absence, mapped, new_mapped
 from waystation.storage.location import AnyPath, Location, as_path, is_in_store
 
 __all__ = [
+    "SLACK_BYTES",
     "AnyPath",
     "Entry",
     "Identity",
     "Location",
     "OpenFile",
+    "Parts",
     "Reader",
     "Renames",
     "Root",

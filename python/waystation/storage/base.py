@@ -12,7 +12,13 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import IO, Literal, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from waystation import _native
+
+SLACK_BYTES = 64
+"""What memory for a part has more than the part, so that the part can begin at a multiple of this."""
 
 Kind = Literal["file", "directory", "link", "other"]
 
@@ -103,11 +109,22 @@ class OpenFile(Protocol):
         """A range of it; shorter only where it ends."""
         ...
 
-    def fill(self, offset: int, view: memoryview) -> None:
-        """Fills a view of bytes with a range of it, all of which is there.
+    def parts(self) -> Parts:
+        """What reads small parts of it, also once it is closed."""
+        ...
+
+
+class Parts(Protocol):
+    """Reads small parts of one version of a file, each on the thread of the caller; of any threads."""
+
+    def read(self, offset: int, nbytes: int, memory: NDArray[np.uint8]) -> int:
+        """Reads a part that is there into new memory, which has `SLACK_BYTES` more than the part.
+
+        Returns:
+            Where in the memory the part begins, at an address that is a multiple of 64.
 
         Raises:
-            Conflict: It is not what it was when it was opened.
+            Conflict: The file is not what it was when it was opened.
         """
         ...
 

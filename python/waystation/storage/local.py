@@ -20,6 +20,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from waystation import _native
 from waystation._errors import (
     Conflict,
@@ -67,23 +70,35 @@ class LocalFile:
             offset, nbytes = offset + len(part), nbytes - len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def fill(self, offset: int, view: memoryview) -> None:
+    def parts(self) -> LocalParts:
         """See `base.OpenFile`."""
-        filled = 0
+        return LocalParts(self)
+
+
+class LocalParts:
+    """See `base.Parts`."""
+
+    def __init__(self, file: LocalFile) -> None:
+        identity = file.status.identity
+        self._path, self._identity = file.path, identity
+        self._reader = _native.PartReader(file.path, file.descriptor, identity[:4])
+
+    def read(self, offset: int, nbytes: int, memory: NDArray[np.uint8]) -> int:
+        """See `base.Parts`."""
+        first = self._reader.read(offset, nbytes, memory)
+        if first is None:
+            raise self._changed()
+        return first
+
+    def _changed(self) -> Conflict:
+        """That a path no longer has what was opened there."""
         try:
-            while filled < len(view):  # the system may return less than there is
-                count = os.preadv(self.descriptor, [view[filled:]], offset + filled)
-                if count == 0:
-                    break
-                filled += count
-            present = os.fstat(self.descriptor)
-        except OSError as error:
-            raise from_os_error(error, "read", self.path) from error
-        identity, found = self.status.identity, _status(present).identity
-        # A file without a name was removed, or another has taken its place.
-        if found != identity or filled < len(view) or not present.st_nlink:
-            how = identity.change_to(found) if present.st_nlink else "it is not there any more"
-            raise Conflict(f"the file changed while it was in use: {how}. Open it again", path=self.path)
+            present = os.stat(self._path)
+        except OSError:
+            how = "it is not there any more"
+        else:
+            how = self._identity.change_to(_status(present).identity)
+        return Conflict(f"the file changed while it was in use: {how}. Open it again", path=self._path)
 
 
 class LocalReader:
@@ -444,8 +459,13 @@ def is_absence(error: WaystationError) -> bool:
     return isinstance(error, NotFound) or error.context.get("errno") in (errno.ENOTDIR, str(errno.ENOTDIR))
 
 
-def mapped(file: OpenFile, *, writable: bool = False) -> mmap.mmap:
-    """A mapping of a whole file. A write to a writable one changes a copy of the page, and never the file.
+def mapped(file: OpenFile, *, writable: bool = False, huge_pages: bool = True) -> mmap.mmap:
+    """A mapping of a whole file.
+
+    Args:
+        file: The file.
+        writable: Whether it can be written to. A write changes a copy of the page, and never the file.
+        huge_pages: Whether to have it in huge pages, where the system can: each is read whole.
 
     Raises:
         Unsupported: It is not of this system.
@@ -458,9 +478,10 @@ def mapped(file: OpenFile, *, writable: bool = False) -> mmap.mmap:
     except (OSError, ValueError) as error:
         failure = error if isinstance(error, OSError) else OSError(str(error))
         raise from_os_error(failure, "map", file.path) from error
-    with contextlib.suppress(OSError):  # advice: a kernel without huge pages knows none
-        # What is not cached is read in huge pages then, each of which one fault maps.
-        content.madvise(mmap.MADV_HUGEPAGE)
+    if huge_pages:
+        with contextlib.suppress(OSError):  # advice: a kernel without huge pages knows none
+            # What is not cached is read in huge pages then, each of which one fault maps.
+            content.madvise(mmap.MADV_HUGEPAGE)
     return content
 
 

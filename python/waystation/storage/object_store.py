@@ -24,12 +24,15 @@ import urllib.parse
 from collections.abc import Iterator, Sequence
 from typing import IO, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from waystation import _native
 from waystation._errors import Conflict, Corrupt, InvalidInput, NotFound
 from waystation._options import StoreSettings
 from waystation._options.in_effect import current_options
 from waystation.storage import names, side_by_side
-from waystation.storage.base import Entry, Identity, Status
+from waystation.storage.base import SLACK_BYTES, Entry, Identity, Status
 
 _Version: TypeAlias = tuple[int, int, str | None, str | None]
 
@@ -199,12 +202,25 @@ class ObjectFile:
             return self._beginning[offset:end]
         return self._store.get_range(self.path, offset, end, _version(self.status.identity))
 
-    def fill(self, offset: int, view: memoryview) -> None:
+    def parts(self) -> ObjectParts:
         """See `base.OpenFile`."""
-        content = self.read(offset, len(view))
-        if len(content) != len(view):
-            raise Conflict("the object ends before the range; open it again", path=self.path)
-        view[:] = content
+        return ObjectParts(self)
+
+
+class ObjectParts:
+    """See `base.Parts`."""
+
+    def __init__(self, file: ObjectFile) -> None:
+        self._file = file
+
+    def read(self, offset: int, nbytes: int, memory: NDArray[np.uint8]) -> int:
+        """See `base.Parts`."""
+        content = self._file.read(offset, nbytes)
+        if len(content) != nbytes:
+            raise Conflict("the object ends before the range; open it again", path=self._file.path)
+        first = -memory.ctypes.data % SLACK_BYTES
+        memory[first : first + nbytes] = np.frombuffer(content, np.uint8)
+        return first
 
 
 class ObjectReader:

@@ -7,6 +7,7 @@ pub mod calibrate;
 pub mod directory;
 pub mod files;
 pub mod filesystem;
+pub mod parts;
 pub mod probe;
 pub mod read;
 pub mod ring;
