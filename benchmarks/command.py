@@ -82,6 +82,16 @@ def json_path(text: str) -> Path:
     return Path(text)
 
 
+def rounds_parser(program: str, description: str | None, *, quick: str) -> argparse.ArgumentParser:
+    """A parser for what is measured in rounds, see `documented`; `quick` says what is left then."""
+    parser = argparse.ArgumentParser(prog=f"python -m {program}", description=description)
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--rounds", type=positive, default=5)
+    parser.add_argument("--directory", type=Path, help="on the file system that is measured")
+    add_report_argument(parser)
+    return parser
+
+
 def experiments_parser(
     program: str,
     description: str | None,

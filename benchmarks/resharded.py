@@ -37,11 +37,7 @@ LEAST_SPEED = 4.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("benchmarks.resharded", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="few arrays: does it work?")
-    parser.add_argument("--rounds", type=command.positive, default=5)
-    parser.add_argument("--directory", type=Path, help="on the file system that is measured")
-    command.add_report_argument(parser)
+    parser = command.rounds_parser("benchmarks.resharded", __doc__, quick="few arrays: does it work?")
     arguments = parser.parse_args()
     console = command.wide_console()
     show(command.document_of(arguments, lambda: run(arguments, console)), console)

@@ -44,11 +44,7 @@ Read = Callable[[str], Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("benchmarks.tensors", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="few tensors: does it work?")
-    parser.add_argument("--rounds", type=command.positive, default=5)
-    parser.add_argument("--directory", type=Path, help="on the file system that is measured")
-    command.add_report_argument(parser)
+    parser = command.rounds_parser("benchmarks.tensors", __doc__, quick="few tensors: does it work?")
     arguments = parser.parse_args()
     console = command.wide_console()
     show(command.document_of(arguments, lambda: run(arguments, console)), console)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from waystation import _native, storage
+from waystation._collection import paused_collection
 from waystation._errors import InvalidInput, WaystationError
 from waystation._options.in_effect import current_options
 from waystation.checkpoint import fill, prepare, snapshot, state_parts, wanted
@@ -138,15 +139,15 @@ def _open(directory: str) -> OpenCheckpointable:
     return decode_checkpointable(read_files(directory, Digest.of(record)))
 
 
+@paused_collection()
 def abstract_state(opened: Opened) -> Any:
     """A saved tree with abstract arrays."""
     tree = opened.tree
-    return unflatten(tree.structure, [_abstract_leaf(opened, leaf) for leaf in tree.leaves])
+    leaves = [_abstract(opened, leaf) if type(leaf) is ArrayLeaf else leaf for leaf in tree.leaves]
+    return unflatten(tree.structure, leaves)
 
 
-def _abstract_leaf(opened: Opened, leaf: Any) -> Any:
-    if type(leaf) is not ArrayLeaf:
-        return leaf
+def _abstract(opened: Opened, leaf: ArrayLeaf) -> Any:
     stored = opened.tree.arrays[leaf.array]
     if stored.framework in ("bytes", "str"):
         return bytes if stored.framework == "bytes" else str

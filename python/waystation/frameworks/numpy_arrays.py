@@ -201,14 +201,21 @@ class NumpyCodec(Codec):
 
     def abstract(self, stored: StoredArray) -> Any:
         """What stands for a stored array in an abstract state."""
-        host = dtypes.of_stored(stored)
-        return AbstractNumpy(
-            tuple(stored.shape), None if host.category == "key" else host.host, stored.framework == "scalar"
-        )
+        logical = dtypes.of_stored(stored)
+        # What is stored was checked already, and there may be 100,000 of them.
+        abstract = object.__new__(AbstractNumpy)
+        put = object.__setattr__
+        put(abstract, "shape", tuple(stored.shape))
+        put(abstract, "dtype", None if logical.category == "key" else logical.host)
+        put(abstract, "scalar", stored.framework == "scalar")
+        put(abstract, "storage", None)
+        return abstract
 
     def shown(self, stored: StoredArray, storage: Storage) -> Any:
         """What stands for a stored array, with how it is stored."""
-        return replace(self.abstract(stored), storage=storage)
+        abstract = self.abstract(stored)
+        object.__setattr__(abstract, "storage", storage)  # nobody else has it yet
+        return abstract
 
 
 def stored_scalar(value: np.ndarray[Any, Any]) -> StoredArray:
