@@ -146,8 +146,10 @@ class Tensors:
             Corrupt, Unavailable: It cannot be read.
             Unsupported: The framework has no such dtype.
         """
-        number = self._number(name)
         opened = self.opened
+        number = opened.numbers.get(name)
+        if number is None:
+            number = self._number(name)
         stored = opened.array(number)  # one object for all tensors that are equal
         try:
             kind = self._kinds.get(id(stored)) or self._add_kind(stored)

@@ -85,6 +85,8 @@ class OpenFiles(Readable):
         self._files = np.repeat(np.arange(len(headers)), [len(header.tensors) for header in headers])
         self._arrays: dict[tuple[Any, ...], StoredArray] = {}  # models have few shapes, and many tensors
         self._checksums: list[FileChecksums | None] | None = None  # until first needed
+        # The last options of `is_small`, and of which files they allow it.
+        self._small: tuple[Options | None, list[bool]] = None, []
         # The files of which small parts were read last, each by its place, open while somebody reads of it.
         self._parts: dict[int, storage.Parts] = {}
 
@@ -195,10 +197,18 @@ class OpenFiles(Readable):
 
     def is_small(self, number: int, nbytes: int, options: Options) -> bool:
         """Whether `read_small` reads so many bytes of a tensor: few, not verified, no options how to read."""
-        engine, verify = options.engine, options.array.loading.verify
-        if nbytes > _SMALL_BYTES or verify or engine.read_mode or engine.throttle_path:
+        if nbytes > _SMALL_BYTES:
             return False
-        return verify is False or self._verified[self._places[number]] is False
+        known, small_files = self._small
+        if known is not options:  # they seldom change from one read to the next
+            engine, verify = options.engine, options.array.loading.verify
+            if verify or engine.read_mode or engine.throttle_path:
+                small_files = [False] * len(self.headers)
+            else:
+                checksums = self._checksums_of(range(len(self.headers)), verify)
+                small_files = [blocks is None for blocks in checksums]
+            self._small = options, small_files
+        return small_files[self._places[number]]
 
     def read_small(
         self, number: int, offset: int, form: np.dtype[Any], shape: tuple[int, ...], nbytes: int
@@ -229,11 +239,6 @@ class OpenFiles(Readable):
     def _places(self) -> list[int]:
         """The file of each tensor."""
         return self._files.tolist()
-
-    @cached_property
-    def _verified(self) -> list[bool]:
-        """Of each file whether loads verify it where nothing is said of that: it has checksums."""
-        return [blocks is not None for blocks in self._checksums_of(range(len(self.headers)), None)]
 
     def _hold(self, place: int) -> storage.Parts:
         """A file held open for the next small reads, in place of the one that is held longest."""
