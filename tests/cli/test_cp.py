@@ -69,6 +69,15 @@ def test_damage_is_told_and_nothing_is_copied(
     assert os.listdir(tmp_path / "backup") == ["2"]
 
 
+def test_a_directory_of_runs_has_no_mirror(runs: Path, tmp_path: Path, run: Run) -> None:
+    refused = run("mirror", runs.parent, tmp_path / "backup")
+    assert refused.code == 2
+    assert "there are no checkpoints in" in refused.err
+    assert f"directories there that hold some: {runs.name}. Mirror each of them" in refused.err
+    (tmp_path / "empty").mkdir()
+    assert run("mirror", tmp_path / "empty", tmp_path / "backup").code == 0  # its first may come yet
+
+
 def test_a_mirror_says_what_it_has_done(runs: Path, tmp_path: Path, run: Run) -> None:
     first = run("mirror", runs, tmp_path / "backup", "--json").document
     assert [entry["name"] for entry in first["copied"]] == ["2", "1"]

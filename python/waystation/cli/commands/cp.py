@@ -8,8 +8,11 @@ from typing import Any
 
 import typer
 
+from waystation import storage
+from waystation._errors import InvalidInput
 from waystation.checkpoint.copy import CopyStatistics, copy
 from waystation.cli import formatting
+from waystation.cli.commands.ls import checkpoints_in, directories_beside, named
 from waystation.cli.output import OnProgress, Output
 from waystation.training.mirror import MirrorStatistics, mirror
 
@@ -58,12 +61,30 @@ def run_mirror(
             bytes_per_second=_rate(bytes_per_second),
             on_checkpoint=on_checkpoint,
         )
+    if not (done.copied or done.equal or done.differing or done.damaged or done.unsupported):
+        _check_is_no_directory_of_runs(source)
     if output.as_json:
         output.document(_mirror_document(source, done))
     else:
         _show_mirror(output, done)
     if done.differing or done.damaged:
         raise typer.Exit(DIFFERS)
+
+
+def _check_is_no_directory_of_runs(source: str) -> None:
+    """Refuses a source that holds no checkpoints but directories of them: a mirror copies those of one."""
+    parent = storage.resolved(storage.located(source))
+    runs = [
+        each.path
+        for each in directories_beside(parent, checkpoints_in(parent).others)
+        if each.holds_checkpoints
+    ]
+    if runs:
+        raise InvalidInput(
+            f"there are no checkpoints in '{parent}' itself, and nothing was copied; directories there that "
+            f"hold some: {named(runs)}. Mirror each of them",
+            path=parent,
+        )
 
 
 def _mirror_document(source: str, done: MirrorStatistics) -> dict[str, Any]:
