@@ -235,7 +235,7 @@ class Destination(Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class Turn:
+class RunningSave:
     """A save of this process, among those to the same path.
 
     Attributes:
@@ -262,24 +262,24 @@ class CallOrder:
 
     def begin_in_child(self) -> None:
         """See `waystation._forks.Watched`: the parent's saves are none of the child's."""
-        self._running: list[Turn] = []
+        self._running: list[RunningSave] = []
 
-    def enter(self, turn: Turn) -> list[Turn]:
+    def enter(self, save: RunningSave) -> list[RunningSave]:
         """Adds a save that is called now; returns those to the same path that were called before."""
-        self._running.append(turn)
+        self._running.append(save)
         running = tuple(self._running)
-        return [each for each in running[: running.index(turn)] if each.target == turn.target]
+        return [each for each in running[: running.index(save)] if each.target == save.target]
 
-    def leave(self, turn: Turn) -> None:
+    def leave(self, save: RunningSave) -> None:
         """Says that a save has ended; does nothing the second time."""
-        turn.ended.set()
+        save.ended.set()
         with contextlib.suppress(ValueError):
-            self._running.remove(turn)
+            self._running.remove(save)
 
 
 _order = CallOrder()
 # The save that calls what runs now.
-_outer: contextvars.ContextVar[Turn | None] = contextvars.ContextVar("outer_save", default=None)
+_outer: contextvars.ContextVar[RunningSave | None] = contextvars.ContextVar("outer_save", default=None)
 
 
 @contextlib.contextmanager
@@ -330,9 +330,9 @@ class Saving:
         self._is_background = False
         self._is_ordered = is_ordered
         self._overwrites = overwrites
-        self._turn = Turn(target)
+        self._own = RunningSave(target)
         self._outer = _outer.get()
-        self._before: list[Turn] | None = None  # None: it has no place in the order yet
+        self._before: list[RunningSave] | None = None  # None: it has no place in the order yet
         session = open_session(what, options, deadline_s=deadline_s)
         ending = open_session(f"the end of: {what}", options, deadline_s=deadline_s)
         writer = Writer(session.process_index, session.process_count, session.primary, is_local)
@@ -349,7 +349,7 @@ class Saving:
         return self._save.writer.process_count
 
     def __enter__(self) -> Self:
-        self._outside = _outer.set(self._turn)
+        self._outside = _outer.set(self._own)
         return self
 
     def __exit__(
@@ -363,7 +363,7 @@ class Saving:
             self._publish_failure(error)
 
     def _close(self) -> None:
-        _order.leave(self._turn)
+        _order.leave(self._own)
         if self._save.calls is not None:
             self._save.calls.close()
         self._layout.release()
@@ -374,7 +374,7 @@ class Saving:
     @contextlib.contextmanager
     def closed_on_error(self) -> Iterator[None]:
         """Ends the save if the block fails."""
-        outside = _outer.set(self._turn)
+        outside = _outer.set(self._own)
         try:
             yield
         except BaseException as error:
@@ -413,8 +413,8 @@ class Saving:
         A save that is cancelled meanwhile goes on to where all processes hear of that.
         """
         self._enter_order()
-        for turn in self._before or ():
-            while not progress.cancelled and not turn.ended.wait(_LOOK_EVERY_S):
+        for earlier in self._before or ():
+            while not progress.cancelled and not earlier.ended.wait(_LOOK_EVERY_S):
                 pass
 
     def _enter_order(self) -> None:
@@ -424,7 +424,7 @@ class Saving:
         destructor in its thread. That save would wait for this one.
         """
         if self._is_ordered and self._before is None:
-            before = _order.enter(self._turn)
+            before = _order.enter(self._own)
             is_inside = self._outer is not None and not self._outer.ended.is_set()
             self._before = [] if is_inside else before
 
@@ -550,7 +550,7 @@ class Saving:
         self.await_those_before(progress)
         with self._telling_of_those_before():
             self._destination.finish(save, progress, copied_out)
-        self._turn.has_committed = True
+        self._own.has_committed = True
         self._statistics = self._measured(progress)
         publish(self._statistics)
 
@@ -560,7 +560,7 @@ class Saving:
         try:
             yield
         except Conflict as error:
-            if self._overwrites or not any(turn.has_committed for turn in self._before or ()):
+            if self._overwrites or not any(earlier.has_committed for earlier in self._before or ()):
                 raise
             raise Conflict(
                 f"an earlier save of this program to '{self.target}' was in flight when this one was called, "
