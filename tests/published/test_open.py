@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,9 +23,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 from tests.published import models
+from tests.support import failing_calls
 
 import waystation.safetensors
 from waystation import _native, errors
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +187,28 @@ def test_small_reads_are_verified_where_there_are_checksums(tmp_path: Path) -> N
     context.array.loading.verify = False
     with context:
         assert waystation.safetensors.open(path).tensor("w")[0] == 0
+
+
+_REFUSED = """
+import sys
+from tests.support import failing_calls
+from waystation import safetensors
+
+tensors = safetensors.open(sys.argv[1])
+failing_calls.fail("preadv2", int(sys.argv[2]))
+assert tensors.tensor("w").tolist() == list(range(500))
+"""
+
+
+@pytest.mark.skipif(
+    not failing_calls.SUPPORTED, reason="the filter of system calls is for x86-64 and AArch64 Linux"
+)
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_small_tensors_are_read_where_a_sandbox_refuses_to_say_what_is_cached(
+    tmp_path: Path, code: int
+) -> None:
+    path = models.write_file(tmp_path / "model.safetensors", {"w": np.arange(500)})
+    subprocess.run([sys.executable, "-c", _REFUSED, str(path), str(code)], cwd=ROOT, check=True)
 
 
 def test_files_without_tensors_and_tensors_without_elements(tmp_path: Path) -> None:
