@@ -189,6 +189,36 @@ def test_small_reads_are_verified_where_there_are_checksums(tmp_path: Path) -> N
         assert waystation.safetensors.open(path).tensor("w")[0] == 0
 
 
+def test_small_tensors_of_a_file_are_read_though_another_file_is_not_what_was_summed(tmp_path: Path) -> None:
+    paths = [models.write_file(tmp_path / f"{name}.safetensors", {name: np.arange(9)}) for name in "ab"]
+    waystation.safetensors.write_checksums(paths)
+    models.write_file(paths[1], {"b": np.arange(20)})
+    tensors = waystation.safetensors.open(paths)
+    assert (tensors.tensor("a") == np.arange(9)).all()
+    with pytest.raises(errors.Corrupt, match="when it was summed") as caught:
+        tensors.tensor("b")
+    assert caught.value.context["path"] == str(paths[1])
+
+
+def test_one_handle_verifies_as_the_context_says_at_each_read(tmp_path: Path) -> None:
+    path = models.write_file(tmp_path / "model.safetensors", {"w": np.arange(500)})
+    waystation.safetensors.write_checksums(path)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    tensors = waystation.safetensors.open(path)
+    for verify in (None, False, True, False, None):
+        context = waystation.Context()
+        context.array.loading.verify = verify
+        with context:
+            for read in (lambda: tensors.tensor("w"), lambda: tensors.slice("w")[3:5]):
+                if verify is False:
+                    read()
+                else:
+                    with pytest.raises(errors.Corrupt):
+                        read()
+
+
 _REFUSED = """
 import sys
 from tests.support import failing_calls

@@ -85,8 +85,8 @@ class OpenFiles(Readable):
         self._files = np.repeat(np.arange(len(headers)), [len(header.tensors) for header in headers])
         self._arrays: dict[tuple[Any, ...], StoredArray] = {}  # models have few shapes, and many tensors
         self._checksums: list[FileChecksums | None] | None = None  # until first needed
-        # The last options of `is_small`, and of which files they allow it.
-        self._small: tuple[Options | None, list[bool]] = None, []
+        # The last options of `is_small`, and of which files they allow it, as far as it was asked.
+        self._small: tuple[Options | None, dict[int, bool]] = None, {}
         # The files of which small parts were read last, each by its place, open while somebody reads of it.
         self._parts: dict[int, storage.Parts] = {}
 
@@ -201,14 +201,15 @@ class OpenFiles(Readable):
             return False
         known, small_files = self._small
         if known is not options:  # they seldom change from one read to the next
-            engine, verify = options.engine, options.array.loading.verify
-            if verify or engine.read_mode or engine.throttle_path:
-                small_files = [False] * len(self.headers)
-            else:
-                checksums = self._checksums_of(range(len(self.headers)), verify)
-                small_files = [blocks is None for blocks in checksums]
+            small_files = {}
             self._small = options, small_files
-        return small_files[self._places[number]]
+        place = self._places[number]
+        is_small = small_files.get(place)
+        if is_small is None:
+            engine, verify = options.engine, options.array.loading.verify
+            is_refused = bool(verify or engine.read_mode or engine.throttle_path)
+            is_small = small_files[place] = not is_refused and self._checksums_of([place], verify) == [None]
+        return is_small
 
     def read_small(
         self, number: int, offset: int, form: np.dtype[Any], shape: tuple[int, ...], nbytes: int
