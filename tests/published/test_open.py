@@ -146,6 +146,19 @@ def test_a_model_of_many_files_holds_few_descriptors(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_many_handles_hold_few_descriptors(tmp_path: Path) -> None:
+    path = models.write_file(tmp_path / "model.safetensors", {"a": np.arange(5), "b": np.arange(7)})
+    before = len(os.listdir("/proc/self/fd"))
+    opened = [waystation.safetensors.open(path) for _ in range(100)]
+    for name in ("a", "b"):
+        for tensors in opened:
+            assert tensors.tensor(name)[4] == 4
+        assert len(os.listdir("/proc/self/fd")) <= before + 64
+    for tensors in opened:
+        tensors.close()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
 def test_files_that_are_closed_while_threads_read_are_read_or_said_to_be_closed(tmp_path: Path) -> None:
     paths = [
         models.write_file(tmp_path / f"{number}.safetensors", {f"t{number}": np.full(5, number)})
