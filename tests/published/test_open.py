@@ -254,6 +254,25 @@ def test_small_tensors_are_read_where_a_sandbox_refuses_to_say_what_is_cached(
     subprocess.run([sys.executable, "-c", _REFUSED, str(path), str(code)], cwd=ROOT, check=True)
 
 
+def test_settings_of_jax_are_those_at_each_read(tmp_path: Path) -> None:
+    state = {"fits": np.arange(4), "wide": np.array([1 << 40]), "float": np.array([0.5])}
+    path = models.write_file(tmp_path / "model.safetensors", state)
+    for order in ((True, False, True), (False, True, False)):
+        tensors = waystation.safetensors.open(path, framework="jax")
+        for wide in order:
+            with jax.enable_x64(wide):
+                assert tensors.tensor("fits").dtype == (np.int64 if wide else np.int32)
+                for name in ("wide", "float"):
+                    if wide:
+                        assert models.bits(tensors.tensor(name)) == state[name].tobytes()
+                    else:
+                        with pytest.raises(errors.InvalidInput, match="64-bit"):
+                            tensors.tensor(name)
+    for device in (*jax.devices()[:3], jax.devices()[0]):
+        with jax.default_device(device):
+            assert tensors.tensor("fits").devices() == {device}
+
+
 def test_files_without_tensors_and_tensors_without_elements(tmp_path: Path) -> None:
     arrays = {"none": np.zeros((0, 3), np.float16), "scalar": np.array(2.5), "": np.arange(3)}
     path = models.write_file(tmp_path / "a.safetensors", arrays)
