@@ -13,6 +13,7 @@ import safetensors.torch as genuine
 import torch
 from tests.compat.comparing import outcome
 
+import waystation.safetensors
 from waystation import errors
 from waystation.compat import safetensors as own
 from waystation.compat import safetensors_torch
@@ -229,3 +230,28 @@ def test_strides_of_modules_are_straightened_or_refused(tmp_path: Path) -> None:
     for save in (safetensors_torch.save_model, genuine.save_model):
         with pytest.raises(ValueError, match="contiguous"):
             save(module, str(tmp_path / "model"), force_contiguous=False)
+
+
+# ---- what is mapped ----------------------------------------------------------------------------
+
+
+def test_what_is_to_be_verified_is_not_mapped(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    genuine.save_file({"w": torch.ones(3)}, path)
+    waystation.safetensors.write_checksums(path)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    file = own.safe_open(path, "pt")
+    for verify in (None, True, False):
+        context = waystation.Context()
+        context.array.loading.verify = verify
+        with context:
+            for read in (lambda: file.get_tensor("w"), lambda: file.get_slice("w")[:2]):
+                if verify:
+                    with pytest.raises(own.SafetensorError) as caught:
+                        read()
+                    assert isinstance(caught.value, errors.Corrupt)
+                    assert caught.value.context["tensor"] == "w"
+                else:
+                    assert read()[0] == 1

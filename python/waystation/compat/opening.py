@@ -149,8 +149,10 @@ class safe_open:  # noqa: N801
             return SafeSlice(self, self._number(name))
 
     def _mapped(self, number: int) -> Any:
-        """A tensor that aliases the mapped file; None where it has to be read."""
-        array = None if self._mappings is None else self._mappings.tensor(number)
+        """A tensor that aliases the mapped file; None where it has to be read, as all that is verified."""
+        if self._mappings is None or current_options().array.loading.verify:
+            return None
+        array = self._mappings.tensor(number)
         return None if array is None else self._tensors.made_of(number, array)
 
     def _load(self, select: list[str] | None) -> dict[str, Any]:
