@@ -35,7 +35,7 @@ from waystation.layouts.native.memory import as_array
 from waystation.safetensors.handle import Tensors
 from waystation.safetensors.headers import Header, read_header
 from waystation.safetensors.load import load
-from waystation.safetensors.making import Framework, as_held_by, codec_of, naming_tensors
+from waystation.safetensors.making import Framework, as_held_by, codec_of, naming_tensor, naming_tensors
 from waystation.safetensors.mapped import Mappings
 from waystation.safetensors.open_files import OpenFiles
 from waystation.safetensors.sources import PathLike
@@ -233,7 +233,10 @@ class SafeSlice:
             if dtype_held(codec.name, stored.dtype) == stored.dtype:
                 return _stepped(tensors.slice(name)[inner], steps)
             host = _stepped(Tensors(tensors.opened, "numpy", None).slice(name)[inner], steps)
-            return made(codec, codec.place_of(self._opened._device), [stored], [host])[0]
+            try:
+                return made(codec, codec.place_of(self._opened._device), [stored], [host])[0]
+            except WaystationError as error:  # a number that JAX without 64-bit mode has no room for
+                raise naming_tensor(error, tensors.opened, [self._number]).where(tensor=name)
 
     def _torch_part(self, index: Any) -> Any:
         """A part by any index that torch takes, with its errors."""
