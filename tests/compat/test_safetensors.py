@@ -352,6 +352,16 @@ def test_wide_numbers_become_what_jax_has(tmp_path: Path) -> None:
         assert_same(safetensors_flax.load_file(path)["f"], np.array([1.5, 1e30]))
 
 
+def test_an_error_of_a_part_of_a_wide_tensor_names_it(tmp_path: Path) -> None:
+    path = str(tmp_path / "wide.safetensors")
+    safetensors.numpy.save_file({"w": np.array([1.0, 1e300])}, path)
+    part = own.safe_open(path, "flax").get_slice("w")
+    assert part[:1].dtype == jnp.float32
+    with pytest.raises(own.SafetensorError, match="float32") as caught:
+        part[1:]
+    assert caught.value.context == {"tensor": "w", "path": path}
+
+
 def test_integers_that_jax_has_no_room_for_are_refused() -> None:
     data = safetensors_numpy.save({"i": np.array([1 << 40])})
     assert int(safetensors.flax.load(data)["i"][0]) != 1 << 40

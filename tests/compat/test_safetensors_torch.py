@@ -3,6 +3,8 @@ which runs beside ours."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import safetensors.torch as genuine
 import torch
 from tests.compat.comparing import outcome
 
+import waystation.safetensors
 from waystation import errors
 from waystation.compat import safetensors as own
 from waystation.compat import safetensors_torch
@@ -229,3 +232,44 @@ def test_strides_of_modules_are_straightened_or_refused(tmp_path: Path) -> None:
     for save in (safetensors_torch.save_model, genuine.save_model):
         with pytest.raises(ValueError, match="contiguous"):
             save(module, str(tmp_path / "model"), force_contiguous=False)
+
+
+# ---- what is mapped ----------------------------------------------------------------------------
+
+
+def test_a_file_is_mapped_once_and_holds_no_descriptor_of_its_own(tmp_path: Path) -> None:
+    """However large its tensors are; those of the mapped file stay readable once it is replaced."""
+    path = tmp_path / "model.safetensors"
+    genuine.save_file({"small": torch.ones(3), "large": torch.ones(2 << 20)}, path)
+    before = len(os.listdir("/proc/self/fd"))
+    opened = [own.safe_open(path, "pt") for _ in range(20)]
+    for file in opened:
+        assert file.get_tensor("small").sum() == 3
+    genuine.save_file({"small": torch.zeros(3), "large": torch.zeros(2 << 20)}, tmp_path / "other")
+    (tmp_path / "other").replace(path)
+    for file in opened:
+        assert file.get_tensor("large").sum() == 2 << 20
+    each = 0 if sys.version_info >= (3, 13) else 1
+    assert len(os.listdir("/proc/self/fd")) == before + 20 * each
+
+
+def test_what_is_to_be_verified_is_not_mapped(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    genuine.save_file({"w": torch.ones(3)}, path)
+    waystation.safetensors.write_checksums(path)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    file = own.safe_open(path, "pt")
+    for verify in (None, True, False):
+        context = waystation.Context()
+        context.array.loading.verify = verify
+        with context:
+            for read in (lambda: file.get_tensor("w"), lambda: file.get_slice("w")[:2]):
+                if verify:
+                    with pytest.raises(own.SafetensorError) as caught:
+                        read()
+                    assert isinstance(caught.value, errors.Corrupt)
+                    assert caught.value.context["tensor"] == "w"
+                else:
+                    assert read()[0] == 1

@@ -49,12 +49,31 @@ def remove(path: Path) -> None:
     path.unlink()
 
 
+def replace_linked(path: Path) -> None:
+    path.with_name("link").unlink(missing_ok=True)
+    link(path)
+    replace(path)
+
+
+def replace_moved(path: Path) -> None:
+    path.rename(path.with_name("earlier"))
+    shutil.copy2(path.with_name("earlier"), path)
+
+
+def remove_linked(path: Path) -> None:
+    link(path)
+    remove(path)
+
+
 CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "shorter": (shorten, "it had .* bytes, and has"),
     "longer": (lengthen, "it had .* bytes, and has"),
     "written": (write_into, "written to"),
     "replaced": (replace, "another file has taken its place"),
     "removed": (remove, "removed"),
+    "replaced, and linked elsewhere": (replace_linked, "another file has taken its place"),
+    "replaced, and moved elsewhere": (replace_moved, "another file has taken its place"),
+    "removed, and linked elsewhere": (remove_linked, "removed"),
 }
 
 

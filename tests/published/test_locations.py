@@ -380,6 +380,28 @@ def test_a_file_that_was_replaced_since_it_was_opened_is_a_conflict(place: str, 
     assert load(f"{place}/{name}", framework="torch").keys() == models.every_dtype().keys()
 
 
+@pytest.mark.parametrize("sends_tags", [True, False])
+def test_a_file_that_is_replaced_between_small_tensors_is_a_conflict(
+    tmp_path: Path, sends_tags: bool
+) -> None:
+    path = tmp_path / "model.safetensors"
+
+    def write(value: int) -> None:
+        models.write_file(path, {name: np.full(50_000, value, np.float32) for name in "abc"})
+        os.utime(path, (10**9 + value, 10**9 + value))
+
+    write(1)
+    with site(tmp_path) as served, served_in_time():
+        served.manners.sends_tags = sends_tags
+        tensors = open(f"{served.url}/model.safetensors")
+        for name in "abc":
+            assert (tensors.tensor(name) == 1).all()
+        write(2)
+        for name in "abc":  # the first is in what came with the header
+            with pytest.raises(Conflict):
+                tensors.tensor(name)
+
+
 @pytest.mark.parametrize("tags", ["strong", "weak", "none"])
 def test_a_file_that_is_replaced_between_header_and_data_is_read_anew(tmp_path: Path, tags: str) -> None:
     path = tmp_path / "model.safetensors"

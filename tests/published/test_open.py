@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,9 +23,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 from tests.published import models
+from tests.support import failing_calls
 
 import waystation.safetensors
 from waystation import _native, errors
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +146,19 @@ def test_a_model_of_many_files_holds_few_descriptors(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_many_handles_hold_few_descriptors(tmp_path: Path) -> None:
+    path = models.write_file(tmp_path / "model.safetensors", {"a": np.arange(5), "b": np.arange(7)})
+    before = len(os.listdir("/proc/self/fd"))
+    opened = [waystation.safetensors.open(path) for _ in range(100)]
+    for name in ("a", "b"):
+        for tensors in opened:
+            assert tensors.tensor(name)[4] == 4
+        assert len(os.listdir("/proc/self/fd")) <= before + 64
+    for tensors in opened:
+        tensors.close()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
 def test_files_that_are_closed_while_threads_read_are_read_or_said_to_be_closed(tmp_path: Path) -> None:
     paths = [
         models.write_file(tmp_path / f"{number}.safetensors", {f"t{number}": np.full(5, number)})
@@ -181,6 +200,77 @@ def test_small_reads_are_verified_where_there_are_checksums(tmp_path: Path) -> N
     context.array.loading.verify = False
     with context:
         assert waystation.safetensors.open(path).tensor("w")[0] == 0
+
+
+def test_small_tensors_of_a_file_are_read_though_another_file_is_not_what_was_summed(tmp_path: Path) -> None:
+    paths = [models.write_file(tmp_path / f"{name}.safetensors", {name: np.arange(9)}) for name in "ab"]
+    waystation.safetensors.write_checksums(paths)
+    models.write_file(paths[1], {"b": np.arange(20)})
+    tensors = waystation.safetensors.open(paths)
+    assert (tensors.tensor("a") == np.arange(9)).all()
+    with pytest.raises(errors.Corrupt, match="when it was summed") as caught:
+        tensors.tensor("b")
+    assert caught.value.context["path"] == str(paths[1])
+
+
+def test_one_handle_verifies_as_the_context_says_at_each_read(tmp_path: Path) -> None:
+    path = models.write_file(tmp_path / "model.safetensors", {"w": np.arange(500)})
+    waystation.safetensors.write_checksums(path)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    tensors = waystation.safetensors.open(path)
+    for verify in (None, False, True, False, None):
+        context = waystation.Context()
+        context.array.loading.verify = verify
+        with context:
+            for read in (lambda: tensors.tensor("w"), lambda: tensors.slice("w")[3:5]):
+                if verify is False:
+                    read()
+                else:
+                    with pytest.raises(errors.Corrupt):
+                        read()
+
+
+_REFUSED = """
+import sys
+from tests.support import failing_calls
+from waystation import safetensors
+
+tensors = safetensors.open(sys.argv[1])
+failing_calls.fail("preadv2", int(sys.argv[2]))
+assert tensors.tensor("w").tolist() == list(range(500))
+"""
+
+
+@pytest.mark.skipif(
+    not failing_calls.SUPPORTED, reason="the filter of system calls is for x86-64 and AArch64 Linux"
+)
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_small_tensors_are_read_where_a_sandbox_refuses_to_say_what_is_cached(
+    tmp_path: Path, code: int
+) -> None:
+    path = models.write_file(tmp_path / "model.safetensors", {"w": np.arange(500)})
+    subprocess.run([sys.executable, "-c", _REFUSED, str(path), str(code)], cwd=ROOT, check=True)
+
+
+def test_settings_of_jax_are_those_at_each_read(tmp_path: Path) -> None:
+    state = {"fits": np.arange(4), "wide": np.array([1 << 40]), "float": np.array([0.5])}
+    path = models.write_file(tmp_path / "model.safetensors", state)
+    for order in ((True, False, True), (False, True, False)):
+        tensors = waystation.safetensors.open(path, framework="jax")
+        for wide in order:
+            with jax.enable_x64(wide):
+                assert tensors.tensor("fits").dtype == (np.int64 if wide else np.int32)
+                for name in ("wide", "float"):
+                    if wide:
+                        assert models.bits(tensors.tensor(name)) == state[name].tobytes()
+                    else:
+                        with pytest.raises(errors.InvalidInput, match="64-bit"):
+                            tensors.tensor(name)
+    for device in (*jax.devices()[:3], jax.devices()[0]):
+        with jax.default_device(device):
+            assert tensors.tensor("fits").devices() == {device}
 
 
 def test_files_without_tensors_and_tensors_without_elements(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ _MACHINES = {
             "statx": 332,
             "madvise": 28,
             "clone": 56,
+            "preadv2": 327,
         },
     ),
     "aarch64": (
@@ -42,6 +43,7 @@ _MACHINES = {
             "statx": 291,
             "madvise": 233,
             "clone": 220,
+            "preadv2": 286,
         },
     ),
 }

@@ -35,7 +35,7 @@ from waystation.layouts.native.memory import as_array
 from waystation.safetensors.handle import Tensors
 from waystation.safetensors.headers import Header, read_header
 from waystation.safetensors.load import load
-from waystation.safetensors.making import Framework, as_held_by, codec_of, naming_tensors
+from waystation.safetensors.making import Framework, as_held_by, codec_of, naming_tensor, naming_tensors
 from waystation.safetensors.mapped import Mappings
 from waystation.safetensors.open_files import OpenFiles
 from waystation.safetensors.sources import PathLike
@@ -149,8 +149,10 @@ class safe_open:  # noqa: N801
             return SafeSlice(self, self._number(name))
 
     def _mapped(self, number: int) -> Any:
-        """A tensor that aliases the mapped file; None where it has to be read."""
-        array = None if self._mappings is None else self._mappings.tensor(number)
+        """A tensor that aliases the mapped file; None where it has to be read, as all that is verified."""
+        if self._mappings is None or current_options().array.loading.verify:
+            return None
+        array = self._mappings.tensor(number)
         return None if array is None else self._tensors.made_of(number, array)
 
     def _load(self, select: list[str] | None) -> dict[str, Any]:
@@ -231,7 +233,10 @@ class SafeSlice:
             if dtype_held(codec.name, stored.dtype) == stored.dtype:
                 return _stepped(tensors.slice(name)[inner], steps)
             host = _stepped(Tensors(tensors.opened, "numpy", None).slice(name)[inner], steps)
-            return made(codec, codec.place_of(self._opened._device), [stored], [host])[0]
+            try:
+                return made(codec, codec.place_of(self._opened._device), [stored], [host])[0]
+            except WaystationError as error:  # a number that JAX without 64-bit mode has no room for
+                raise naming_tensor(error, tensors.opened, [self._number]).where(tensor=name)
 
     def _torch_part(self, index: Any) -> Any:
         """A part by any index that torch takes, with its errors."""

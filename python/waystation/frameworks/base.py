@@ -348,6 +348,8 @@ class Codec(Protocol):
         resharding: How arrays are read with one sharding and resharded; None likewise.
         sharded: The abstract leaf of a stored array with the sharding that a user's function chose; None if
             the framework has no shardings. Raises InvalidInput if it is no sharding.
+        circumstances: What targets depend on besides what they are made of: settings of the calling thread.
+            None if there is nothing.
     """
 
     name: str
@@ -357,6 +359,7 @@ class Codec(Protocol):
     broadcasting: Broadcasting | None = None
     resharding: Resharding | None = None
     sharded: Callable[[StoredArray, object], object] | None = None
+    circumstances: Callable[[], object] | None = None
 
     def contiguous(self, leaves: Sequence[object]) -> Contiguous | None:
         """Describes those concrete leaves that lie in host memory in one piece, as `sources` does. What is

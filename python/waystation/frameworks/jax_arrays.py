@@ -23,6 +23,7 @@ from waystation.frameworks.base import (
 from waystation.frameworks.jax_devices import PieceWriter, goes_in_pieces, stays_on_host
 from waystation.frameworks.jax_dtypes import jax_dtype
 from waystation.frameworks.jax_shardings import sharding_from_description
+from waystation.frameworks.mesh_in_effect import mesh_in_effect
 from waystation.frameworks.sharding_metadata import ShardingMetadata, sharding_metadata
 from waystation.frameworks.storage import Storage, StorageMetadata
 
@@ -84,6 +85,10 @@ class JaxCodec(Codec):
     def place_of(self, place: Any) -> Any:
         """A sharding; None for the default device."""
         return jax_targets.place_of(place)
+
+    def circumstances(self) -> object:
+        """What targets depend on besides: the 64-bit mode, the default device, and the mesh in effect."""
+        return jax.config.jax_enable_x64, jax.config.jax_default_device, mesh_in_effect()
 
     def placed(
         self, stored: Sequence[StoredArray], dtypes: Sequence[str], places: Sequence[Any]

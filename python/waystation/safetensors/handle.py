@@ -79,8 +79,9 @@ class Tensors:
         self._place = self._codec.place_of(device)
         self._open: OpenFiles | None = opened
         self._path = opened.path
-        # Of whole tensors, by what describes them: those of a model are of few kinds.
-        self._kinds: dict[int, _Kind] = {}
+        self._circumstances = self._codec.circumstances
+        # Of whole tensors, by what describes them and the circumstances: those of a model are of few kinds.
+        self._kinds: dict[object, _Kind] = {}
 
     @property
     def opened(self) -> OpenFiles:
@@ -152,7 +153,8 @@ class Tensors:
             number = self._number(name)
         stored = opened.array(number)  # one object for all tensors that are equal
         try:
-            kind = self._kinds.get(id(stored)) or self._add_kind(stored)
+            key = id(stored) if self._circumstances is None else (id(stored), self._circumstances())
+            kind = self._kinds.get(key) or self._add_kind(key, stored)
             if not (kind.is_piece and opened.is_small(number, kind.nbytes, current_options())):
                 return self._read(number, whole(stored.shape), range(len(stored.shape)), kind.target)
             array = opened.read_small(number, 0, kind.form, kind.shape, kind.nbytes)
@@ -164,18 +166,19 @@ class Tensors:
         """A tensor of host memory that has its bytes. Internal."""
         stored = self.opened.array(number)
         try:
-            kind = self._kinds.get(id(stored)) or self._add_kind(stored)
+            key = id(stored) if self._circumstances is None else (id(stored), self._circumstances())
+            kind = self._kinds.get(key) or self._add_kind(key, stored)
             return self._made(kind.target, [array])
         except WaystationError as error:
             raise naming_tensor(error, self.opened, [number])
 
-    def _add_kind(self, stored: StoredArray) -> _Kind:
+    def _add_kind(self, key: object, stored: StoredArray) -> _Kind:
         """What tensors of a kind are read to."""
         target = self._target(stored, stored.shape)
         form = dtypes.of_stored(stored).host
         nbytes = math.prod(stored.shape) * form.itemsize
         is_piece = nbytes > 0 and list(target.boxes) == [whole(stored.shape)]
-        kind = self._kinds[id(stored)] = _Kind(stored, target, form, stored.shape, nbytes, is_piece)
+        kind = self._kinds[key] = _Kind(stored, target, form, stored.shape, nbytes, is_piece)
         return kind
 
     def slice(self, name: str) -> TensorSlice:

@@ -38,8 +38,8 @@ class Mappings:
     def __init__(self, opened: OpenFiles, align_bytes: int | None, *, one_by_one: bool = False) -> None:
         self._opened = opened
         self._align_bytes = align_bytes
-        self._least_huge_bytes = _LEAST_HUGE_BYTES if one_by_one else 0
-        self._maps: dict[tuple[str, bool], mmap.mmap] = {}  # by path, and whether it is in huge pages
+        self._one_by_one = one_by_one
+        self._maps: dict[str, mmap.mmap] = {}  # by path
 
     def array(self, request: Request) -> NDArray[Any] | None:
         """The requested tensor over its mapping, None where it has to be read."""
@@ -54,19 +54,20 @@ class Mappings:
         host = dtypes.of_stored(stored).host
         if begin == end or begin % (self._align_bytes or host.itemsize):
             return None
-        is_huge = end - begin >= self._least_huge_bytes
-        mapped = self._maps.get((header.path, is_huge)) or self._map(header, is_huge)
+        mapped = self._maps.get(header.path) or self._map(header)
+        if self._one_by_one and end - begin >= _LEAST_HUGE_BYTES:
+            storage.in_huge_pages(mapped, begin, end)
         return np.ndarray(stored.shape, host, mapped, begin)
 
-    def _map(self, header: Header, is_huge: bool) -> mmap.mmap:
-        mapped = self._maps[header.path, is_huge] = _map_file(header, is_huge)
+    def _map(self, header: Header) -> mmap.mmap:
+        mapped = self._maps[header.path] = _map_file(header, huge_pages=not self._one_by_one)
         return mapped
 
 
-def _map_file(header: Header, is_huge: bool) -> mmap.mmap:
+def _map_file(header: Header, *, huge_pages: bool) -> mmap.mmap:
     try:
         with header.opened() as file:
-            mapped = storage.mapped(file, writable=True, huge_pages=is_huge)
+            mapped = storage.mapped(file, writable=True, huge_pages=huge_pages)
     except WaystationError:
         header.check_unchanged()
         raise

@@ -7,8 +7,10 @@ file never come back as one tensor. Tensors are numbered in the order of the fil
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,7 +46,7 @@ _SMALL_BYTES = 1 << 20
 # What one job has in flight from a store.
 _REQUESTS = 16
 
-# Of a process's descriptors, of which it may have no more than a thousand or so.
+# Of a process's descriptors, of which it may have no more than a thousand or so, and open as many models.
 _MOST_HELD_FILES = 64
 
 # Records of the engine, the files that these count, and of each record the place of its file, and its tensor.
@@ -52,6 +54,10 @@ _Words: TypeAlias = tuple[NDArray[np.int64], list[int], NDArray[np.int64], NDArr
 
 # The number of a tensor, a box of it, where that goes and with which strides (bytes).
 PlacedBox: TypeAlias = tuple[int, Box, int, Sequence[int]]
+
+
+# The files that are held open for small reads, the earliest first: who holds each, and its place there.
+_held: collections.deque[tuple[weakref.ref[OpenFiles], int]] = collections.deque()
 
 
 @dataclass(slots=True)
@@ -85,8 +91,8 @@ class OpenFiles(Readable):
         self._files = np.repeat(np.arange(len(headers)), [len(header.tensors) for header in headers])
         self._arrays: dict[tuple[Any, ...], StoredArray] = {}  # models have few shapes, and many tensors
         self._checksums: list[FileChecksums | None] | None = None  # until first needed
-        # The last options of `is_small`, and of which files they allow it.
-        self._small: tuple[Options | None, list[bool]] = None, []
+        # The last options of `is_small`, and of which files they allow it, as far as it was asked.
+        self._small: tuple[Options | None, dict[int, bool]] = None, {}
         # The files of which small parts were read last, each by its place, open while somebody reads of it.
         self._parts: dict[int, storage.Parts] = {}
 
@@ -201,14 +207,15 @@ class OpenFiles(Readable):
             return False
         known, small_files = self._small
         if known is not options:  # they seldom change from one read to the next
-            engine, verify = options.engine, options.array.loading.verify
-            if verify or engine.read_mode or engine.throttle_path:
-                small_files = [False] * len(self.headers)
-            else:
-                checksums = self._checksums_of(range(len(self.headers)), verify)
-                small_files = [blocks is None for blocks in checksums]
+            small_files = {}
             self._small = options, small_files
-        return small_files[self._places[number]]
+        place = self._places[number]
+        is_small = small_files.get(place)
+        if is_small is None:
+            engine, verify = options.engine, options.array.loading.verify
+            is_refused = bool(verify or engine.read_mode or engine.throttle_path)
+            is_small = small_files[place] = not is_refused and self._checksums_of([place], verify) == [None]
+        return is_small
 
     def read_small(
         self, number: int, offset: int, form: np.dtype[Any], shape: tuple[int, ...], nbytes: int
@@ -241,14 +248,18 @@ class OpenFiles(Readable):
         return self._files.tolist()
 
     def _hold(self, place: int) -> storage.Parts:
-        """A file held open for the next small reads, in place of the one that is held longest."""
+        """A file held open for the next small reads, in place of the one that the process holds longest."""
         with self.headers[place].opened() as file:
             parts = file.parts()
-        # Without a lock, which a fork could leave locked in the child: a file is at worst opened twice.
-        with contextlib.suppress(KeyError, RuntimeError, StopIteration):
-            while len(self._parts) >= _MOST_HELD_FILES:
-                del self._parts[next(iter(self._parts))]
         self._parts[place] = parts
+        # Without a lock, which a fork could leave locked in the child: a file is at worst opened twice.
+        _held.append((weakref.ref(self), place))
+        with contextlib.suppress(IndexError):
+            while len(_held) > _MOST_HELD_FILES:
+                holder, earliest = _held.popleft()
+                held_by = holder()
+                if held_by is not None:
+                    held_by._parts.pop(earliest, None)
         return parts
 
     def close(self) -> None:

@@ -41,7 +41,7 @@ from waystation.storage.base import (
     Status,
     Storage,
 )
-from waystation.storage.local import LocalStorage, is_absence, mapped, new_mapped
+from waystation.storage.local import LocalStorage, in_huge_pages, is_absence, mapped, new_mapped
 from waystation.storage.location import AnyPath, Location, as_path, is_in_store
 
 __all__ = [
@@ -67,6 +67,7 @@ __all__ = [
     "entries_or_none",
     "files_below",
     "has_query",
+    "in_huge_pages",
     "is_absence",
     "is_directory",
     "is_file",

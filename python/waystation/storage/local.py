@@ -16,6 +16,7 @@ import mmap
 import os
 import shutil
 import stat
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, TypeVar
@@ -44,6 +45,7 @@ _ABSENT = (errno.ENOENT, errno.ENOTDIR)
 _NO_LINKS = (errno.EXDEV, errno.EOPNOTSUPP, errno.EPERM, errno.EMLINK)
 _FICLONE = 0x40049409  # of linux/fs.h; the module fcntl has it from Python 3.14 on
 _COPIED_BYTES = 1 << 20  # at a time
+_HUGE_BYTES = 2 << 20  # of a huge page, or a part of one
 # How often a directory is emptied that others put something into at the same time.
 _REMOVAL_TRIES = 100
 
@@ -474,15 +476,25 @@ def mapped(file: OpenFile, *, writable: bool = False, huge_pages: bool = True) -
         raise Unsupported("files of this storage cannot be mapped; load without mapping", path=file.path)
     access = mmap.ACCESS_COPY if writable else mmap.ACCESS_READ
     try:
-        content = mmap.mmap(file.descriptor, file.status.nbytes, access=access)
+        if sys.version_info >= (3, 13):  # before, each mapping had a descriptor of its own
+            content = mmap.mmap(file.descriptor, file.status.nbytes, access=access, trackfd=False)
+        else:
+            content = mmap.mmap(file.descriptor, file.status.nbytes, access=access)
     except (OSError, ValueError) as error:
         failure = error if isinstance(error, OSError) else OSError(str(error))
         raise from_os_error(failure, "map", file.path) from error
     if huge_pages:
-        with contextlib.suppress(OSError):  # advice: a kernel without huge pages knows none
-            # What is not cached is read in huge pages then, each of which one fault maps.
-            content.madvise(mmap.MADV_HUGEPAGE)
+        in_huge_pages(content, 0, len(content))
     return content
+
+
+def in_huge_pages(content: mmap.mmap, begin: int, end: int) -> None:
+    """Has a part of a mapping in huge pages: what is not cached is read in such, each of which one fault
+    maps. Advice: a kernel without them takes none."""
+    begin -= begin % _HUGE_BYTES
+    end = min(-(-end // _HUGE_BYTES) * _HUGE_BYTES, len(content))
+    with contextlib.suppress(OSError):
+        content.madvise(mmap.MADV_HUGEPAGE, begin, end - begin)
 
 
 def new_mapped(path: str, nbytes: int) -> memoryview:

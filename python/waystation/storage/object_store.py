@@ -202,6 +202,11 @@ class ObjectFile:
             return self._beginning[offset:end]
         return self._store.get_range(self.path, offset, end, _version(self.status.identity))
 
+    def check_unchanged(self) -> None:
+        """Raises Conflict if the object is another one by now, but where every read tells that."""
+        if self.status.identity.tag is None and ObjectReader(self._store).status(self.path) != self.status:
+            raise Conflict("the object changed while it was in use; open it again", path=self.path)
+
     def parts(self) -> ObjectParts:
         """See `base.OpenFile`."""
         return ObjectParts(self)
@@ -218,6 +223,7 @@ class ObjectParts:
         content = self._file.read(offset, nbytes)
         if len(content) != nbytes:
             raise Conflict("the object ends before the range; open it again", path=self._file.path)
+        self._file.check_unchanged()
         first = -memory.ctypes.data % SLACK_BYTES
         memory[first : first + nbytes] = np.frombuffer(content, np.uint8)
         return first

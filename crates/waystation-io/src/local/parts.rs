@@ -8,9 +8,9 @@ use std::io::{self, IoSliceMut};
 use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
-use rustix::fs::Advice;
+use rustix::fs::{Advice, Stat};
 use rustix::io::{Errno, ReadWriteFlags};
 use waystation_format::{Error, Result};
 
@@ -18,6 +18,9 @@ use waystation_format::{Error, Result};
 // reads much of the file, in whatever order, and large requests keep a disk at its speed.
 const LEAST_NEIGHBOURHOOD_BYTES: u64 = 256 << 10;
 const MOST_NEIGHBOURHOOD_BYTES: u64 = 4 << 20;
+
+// No time of a file.
+const NEVER: i64 = i64::MIN;
 
 /// What tells a version of a file from others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,8 +41,10 @@ pub struct PartReader {
     path: PathBuf,
     version: Version,
     neighbourhood_bytes: AtomicU64,
-    /// Whether the file system can say that what is wanted is not cached.
+    /// Whether the system can say that what is wanted is not cached.
     can_refuse: AtomicBool,
+    /// When the status of the file had changed last as the path was seen to lead to it.
+    status_ns: AtomicI64,
 }
 
 impl PartReader {
@@ -51,6 +56,7 @@ impl PartReader {
             version,
             neighbourhood_bytes: AtomicU64::new(LEAST_NEIGHBOURHOOD_BYTES),
             can_refuse: AtomicBool::new(true),
+            status_ns: AtomicI64::new(NEVER),
         }
     }
 
@@ -60,13 +66,14 @@ impl PartReader {
     /// # Errors
     /// The file cannot be read.
     pub fn read(&self, view: &mut [u8], offset: u64) -> Result<bool> {
-        let read = self.fill(view, offset).and_then(|filled| Ok(filled == view.len() && self.is_unchanged()?));
+        let read =
+            self.fill(view, offset).and_then(|filled| Ok(filled == view.len() && self.is_unchanged()?));
         read.map_err(|error| Error::from_io(error, "read", &self.path))
     }
 
     /// Fills a view as far as the file reaches; returns how far that is.
     fn fill(&self, view: &mut [u8], offset: u64) -> io::Result<usize> {
-        let mut filled = if self.can_refuse.load(Ordering::Relaxed) { self.cached(view, offset)? } else { 0 };
+        let mut filled = if self.can_refuse.load(Ordering::Relaxed) { self.cached(view, offset) } else { 0 };
         if filled < view.len() {
             self.bring_neighbourhood(offset + filled as u64, offset + view.len() as u64);
         }
@@ -82,15 +89,15 @@ impl PartReader {
     }
 
     /// Fills what it can of a view from the page cache.
-    fn cached(&self, view: &mut [u8], offset: u64) -> io::Result<usize> {
+    fn cached(&self, view: &mut [u8], offset: u64) -> usize {
         match rustix::io::preadv2(&self.file, &mut [IoSliceMut::new(view)], offset, ReadWriteFlags::NOWAIT) {
-            Ok(count) => Ok(count),
-            Err(Errno::AGAIN | Errno::INTR) => Ok(0),
-            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {
+            Ok(count) => count,
+            Err(Errno::AGAIN | Errno::INTR) => 0,
+            // A file system without it, or a sandbox; what else is wrong, a plain read says.
+            Err(_) => {
                 self.can_refuse.store(false, Ordering::Relaxed);
-                Ok(0)
+                0
             }
-            Err(error) => Err(error.into()),
         }
     }
 
@@ -103,18 +110,42 @@ impl PartReader {
         let _ = rustix::fs::fadvise(&self.file, begin, NonZeroU64::new(end - begin), Advice::WillNeed);
     }
 
-    /// Whether the file is still the version, and has a name: one without was removed or replaced.
+    /// Whether the file is still the version, and is what the path leads to.
     fn is_unchanged(&self) -> io::Result<bool> {
         let found = rustix::fs::fstat(&self.file)?;
-        let seconds = i128::from(found.st_mtime);
-        let present = Version {
+        if Version::of(&found) != self.version || found.st_nlink == 0 {
+            return Ok(false);
+        }
+        // A file that gets or loses a name changes its status: its path may lead to another one since.
+        let status_ns = i64::try_from(nanoseconds(found.st_ctime, found.st_ctime_nsec)).unwrap_or(i64::MAX);
+        if self.status_ns.load(Ordering::Relaxed) == status_ns {
+            return Ok(true);
+        }
+        let is_there = match rustix::fs::stat(&self.path) {
+            Ok(present) => Version::of(&present) == self.version,
+            Err(Errno::NOENT | Errno::NOTDIR) => false,
+            Err(error) => return Err(error.into()),
+        };
+        if is_there {
+            self.status_ns.store(status_ns, Ordering::Relaxed);
+        }
+        Ok(is_there)
+    }
+}
+
+impl Version {
+    fn of(found: &Stat) -> Self {
+        Self {
             device: found.st_dev,
             inode: found.st_ino,
             nbytes: u64::try_from(found.st_size).unwrap_or(0),
-            modified_ns: seconds * 1_000_000_000 + found.st_mtime_nsec as i128,
-        };
-        Ok(present == self.version && found.st_nlink > 0)
+            modified_ns: nanoseconds(found.st_mtime, found.st_mtime_nsec),
+        }
     }
+}
+
+fn nanoseconds<S: Into<i128>, N: Into<i128>>(seconds: S, rest: N) -> i128 {
+    seconds.into() * 1_000_000_000 + rest.into()
 }
 
 /// The stretches of a length, counted from the beginning of the file, that a range touches.
@@ -129,21 +160,11 @@ mod tests {
 
     use super::*;
 
-    fn version_of(file: &File) -> Version {
-        let found = rustix::fs::fstat(file).unwrap();
-        Version {
-            device: found.st_dev,
-            inode: found.st_ino,
-            nbytes: found.st_size as u64,
-            modified_ns: i128::from(found.st_mtime) * 1_000_000_000 + found.st_mtime_nsec as i128,
-        }
-    }
-
     fn opened(content: &[u8]) -> (tempfile::NamedTempFile, PartReader) {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(content).unwrap();
         file.as_file().sync_all().unwrap();
-        let version = version_of(file.as_file());
+        let version = Version::of(&rustix::fs::fstat(file.as_file()).unwrap());
         let own = file.reopen().unwrap();
         let reader = PartReader::new(own.into(), file.path(), version);
         (file, reader)
@@ -187,6 +208,23 @@ mod tests {
         let (file, reader) = opened(&[1; 10_000]);
         drop(file); // removed
         assert!(!is_read(&reader));
+    }
+
+    #[test]
+    fn a_path_that_leads_to_another_file_is_told_though_the_file_has_a_name() {
+        let (file, reader) = opened(&[1; 10_000]);
+        assert!(is_read(&reader));
+        let other = file.path().with_extension("other");
+        std::fs::hard_link(file.path(), &other).unwrap();
+        assert!(is_read(&reader)); // a further name changes nothing
+        let path = file.path().to_owned();
+        drop(file);
+        assert!(!is_read(&reader));
+        std::fs::write(&path, [2; 10_000]).unwrap();
+        assert!(!is_read(&reader));
+        std::fs::rename(&other, &path).unwrap(); // it is back
+        assert!(is_read(&reader));
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]
