@@ -48,6 +48,9 @@ def _parse() -> argparse.Namespace:
         help="the raw loops to try, by the names in the tables (default: all, which takes most of the time)",
     )
     parser.add_argument(
+        "--no-mapped", action="store_true", help="leave out loads that map the files of a checkpoint"
+    )
+    parser.add_argument(
         "--markdown", action="store_true", help="print the tables of the documentation instead"
     )
     add_charts_argument(parser)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks import __main__ as whole_command
 from benchmarks import command
 
 ARGUMENTS = ["--report", "--resume"]
@@ -63,3 +65,13 @@ def test_nothing_is_measured_where_a_report_is_wanted(
         raise AssertionError("nothing is to be measured")
 
     assert command.document_of(parser.parse_args(["--report", str(path)]), measure) == {"runs": []}
+
+
+def test_a_report_is_shown_by_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps({"runs": []}))
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "--report", str(path), "--markdown", "--no-mapped"])
+    whole_command.main()
+    assert capsys.readouterr().out == ""  # no state was measured
