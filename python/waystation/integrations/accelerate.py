@@ -47,7 +47,8 @@ def save_state_async(accelerator: Any, path: str | os.PathLike[str]) -> Future[N
     """Saves what an `Accelerator` has prepared, in the background; takes what `save_state` takes.
 
     Returns:
-        A future, whose result is None once the checkpoint is committed. Training goes on at once.
+        A future, whose result is None once the checkpoint is committed. Training goes on at once. A failure
+        that nobody asks it for is logged at the end of the program, which ends with status 1 then.
     """
     future: Any = dcp.async_save(_saved(accelerator), checkpoint_id=path)
     given: Future[None] = future
