@@ -29,7 +29,6 @@ from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_state_dict,
     set_model_state_dict,
-    set_state_dict,
 )
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
@@ -136,6 +135,8 @@ class WaystationCallback(TrainerCallback):  # type: ignore[misc] # transformers 
         checkpointer = self._checkpointer()
         found = checkpointer.metadata(step).metadata
         wanted = _state_of(objects)
+        moments = wanted["optimizer"]
+        moments["state"] = state_dicts.moments_in(moments["state"], found["optimizer"]["state"])
         with _partly(in_place=True):
             asked = state_dicts.asked(wanted, found) | {"generators": found["generators"]}
             loaded = checkpointer.load(step, asked)
@@ -334,12 +335,9 @@ def _state_of(objects: dict[str, Any]) -> dict[str, Any]:
 def _put(objects: dict[str, Any], state: dict[str, Any]) -> None:
     """Gives what the Trainer trains what was loaded."""
     optimizer = objects["optimizer"]
-    set_state_dict(
-        objects["model"],
-        getattr(optimizer, "optimizer", optimizer),
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-    )
+    set_model_state_dict(objects["model"], state["model"])
+    inner = getattr(optimizer, "optimizer", optimizer)
+    state_dicts.set_moments(objects["model"], inner, state["optimizer"])
     objects["lr_scheduler"].load_state_dict(state["schedule"])
     if "scaler" in state:
         optimizer.scaler.load_state_dict(state["scaler"])

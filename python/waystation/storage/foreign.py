@@ -93,6 +93,18 @@ def _described_directory(path: str) -> str | None:
             "a checkpoint of torch.distributed.checkpoint; 'torch.distributed.checkpoint.load' opens it, and "
             "'python -m torch.distributed.checkpoint.format_utils dcp_to_torch' converts it"
         )
+    if is_of_torch(names):
+        return (
+            "a save of torch.distributed.checkpoint that has not ended: it lacks .metadata, and nothing "
+            "loads it; load an earlier one"
+        )
+    if "trainer_state.json" in names:
+        return (
+            "a checkpoint of the Trainer of transformers; give its path to Trainer.train as "
+            "resume_from_checkpoint"
+        )
+    if "random_states_0.pkl" in names:
+        return "saved by Accelerate; 'accelerator.load_state' loads it"
     tensors = [name for name in names if name.endswith((".safetensors", ".safetensors.index.json"))]
     if tensors or "snapshots" in names:
         pointer = next((text for name in tensors if (text := _pointer(os.path.join(path, name)))), None)
