@@ -34,6 +34,7 @@ from waystation.checkpoint.sessions import open_session
 from waystation.coordination import collective
 from waystation.integrations import differing
 from waystation.integrations.state_dicts import asked, filling, having, is_of_tensors, plain, put, taking_part
+from waystation.storage.foreign import TORCH_METADATA
 from waystation.transfers.handle import future_of
 
 if TYPE_CHECKING:
@@ -56,7 +57,6 @@ _STORAGES = tuple(
 _PLANNERS = (genuine.DefaultLoadPlanner, genuine.DefaultSavePlanner)
 # What `install` has replaced: the names of a module, which of them, and what it was.
 _replaced: list[tuple[dict[str, Any], str, Any]] = []
-_METADATA_OF_TORCH = ".metadata"  # the file that torch writes last
 
 
 def save(
@@ -205,7 +205,7 @@ def load(
     """
     is_ours = _is_ours(storage_reader, planner)
     path = _place(checkpoint_id, storage_reader) if is_ours else ""
-    if not is_ours or storage.is_there(os.path.join(path, _METADATA_OF_TORCH)):
+    if not is_ours or storage.is_there(os.path.join(path, TORCH_METADATA)):
         _log.info("torch loads '%s'", path or checkpoint_id)
         _LOAD(
             state_dict,
