@@ -618,7 +618,7 @@ def lost_records_in(directory: PathLike) -> list[str]:
 
 
 def torch_checkpoints_in(directory: PathLike) -> list[str]:
-    """The names of the checkpoints of `torch.distributed.checkpoint` in a directory, but for those set aside."""
+    """Those in a directory that `torch.distributed.checkpoint` has written, but for those set aside."""
     return [name for name in _names_in(directory, is_torch_checkpoint) if not names.is_aside(name)]
 
 
