@@ -192,7 +192,8 @@ def load(
         storage_reader: One of torch's for file systems, whose path is taken; others are given to torch's
             function.
         planner: Torch's default planner, or None; others are given to torch's function. With its
-            `allow_partial_load`, values that the checkpoint lacks stay as they are.
+            `allow_partial_load`, or with the option `pytree.loading.keep_missing`, values that the checkpoint
+            lacks stay as they are.
         process_group: The processes that load; by default all.
         no_dist: This process loads alone.
 
@@ -217,7 +218,8 @@ def load(
         )
         return
     states = _of_stateful(state_dict)
-    keep_missing = getattr(planner, "allow_partial_load", False)
+    keep_missing = in_effect.current_options().pytree.loading.keep_missing
+    keep_missing = keep_missing or getattr(planner, "allow_partial_load", False)
     with (
         taking_part(process_group, no_dist=no_dist) as options,
         filling(options, keep_missing=keep_missing),
