@@ -25,6 +25,11 @@ def write_distributed(path: Path) -> None:
     distributed_checkpoint.save({"a": torch.ones(3)}, checkpoint_id=path, no_dist=True)
 
 
+def write_half_distributed(path: Path) -> None:
+    write_distributed(path)
+    (path / ".metadata").unlink()
+
+
 def write_folder(name: str, write: Callable[[Path], None]) -> Callable[[Path], None]:
     def written(path: Path) -> None:
         path.mkdir()
@@ -39,6 +44,7 @@ def write_tensors(path: Path) -> None:
 
 FOREIGN: list[tuple[str, Callable[[Path], object], str]] = [
     ("step_1", write_distributed, "torch.distributed.checkpoint.load"),
+    ("step_2", write_half_distributed, "a save of torch.distributed.checkpoint that has not ended"),
     ("model.pt", lambda path: torch.save({"a": torch.ones(3)}, path), "'torch.load' opens it"),
     ("pytorch_model.bin", lambda path: torch.save([1], path), "'torch.load' opens it"),
     ("old.bin", lambda path: path.write_bytes(pickle.dumps({"a": 1})), "a pickle"),
@@ -54,6 +60,8 @@ FOLDERS: list[tuple[str, Callable[[Path], object], str]] = [
     ("pytorch_model.bin", lambda path: torch.save([1], path), "files of torch.save (pytorch_model.bin)"),
     ("model-q4.gguf", lambda path: path.write_bytes(b"GGUF"), "the GGUF file model-q4.gguf"),
     ("saved_model.pb", lambda path: path.write_bytes(b"x"), "a SavedModel of TensorFlow"),
+    ("trainer_state.json", lambda path: path.write_text("{}"), "a checkpoint of the Trainer of transformers"),
+    ("random_states_0.pkl", lambda path: path.write_bytes(b""), "saved by Accelerate"),
 ]
 
 

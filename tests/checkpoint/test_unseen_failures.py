@@ -39,6 +39,35 @@ def test_the_program_fails(tmp_path: Path, end: str) -> None:
     assert "Call result() on what the call returned. The program ends with status 1." in err
 
 
+BY_DCP = """
+import resource, signal
+import torch, waystation.integrations.dcp as dcp
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+saving = dcp.async_save({"a": torch.zeros(1 << 20)}, checkpoint_id="checkpoint")
+"""
+
+
+@pytest.mark.share(3)
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        ("", 1),
+        ("try: saving.result()\nexcept OSError: pass", 0),
+        ("assert isinstance(saving.exception(), OSError)", 0),
+        ("saving.add_done_callback(lambda ended: ended.exception())", 0),
+        ("import concurrent.futures\nconcurrent.futures.wait([saving])", 1),
+    ],
+)
+def test_a_future_that_nobody_asks_is_told_like_a_response(tmp_path: Path, end: str, expected: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BY_DCP + end], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == expected
+    assert done.stderr.count(f"saving '{tmp_path}/checkpoint' {FAILED}") == expected
+
+
 def test_a_failure_that_was_seen_is_the_business_of_the_program(tmp_path: Path) -> None:
     end = "try: saving.result()\nexcept OSError: print('seen')"
     assert run(tmp_path, end) == (0, "seen\nan exit function was called\n", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import time
@@ -12,8 +13,10 @@ from typing import Any
 from tests.coordination.rounds import DEADLINE_S, attempt, open_session, try_round
 from tests.support.programs import Place
 
-from waystation.coordination import liveness, torch_distributed
+from waystation.coordination import liveness, store_session, torch_distributed
 from waystation.coordination.store_session import StoreSession
+
+NOT_LONG_S = 30.0
 
 
 class CountingStore:
@@ -141,3 +144,29 @@ def late_registration(place: Place) -> Any:
     if place.index == 1:
         return None
     return try_round("a save without process 1", lambda: b"", deadline_s=1.0)
+
+
+def never_comes(place: Place, deadline_s: float) -> Any:
+    """Process 1 makes no call. Process 0, which holds the store, waits for it and does not stay any longer.
+
+    Returns:
+        Of process 0 what it raises, what it logs, and how long it took after the deadline or the interrupt.
+    """
+    store_session.FAREWELL_S = 2 * NOT_LONG_S
+    store_session.TELL_AFTER_S = 0.1
+    place.connect()
+    if place.index == 1:
+        place.receive()
+        return None
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("waystation").addHandler(handler)
+
+    def work() -> bytes:
+        place.report("working")
+        return b""
+
+    begun = time.monotonic()
+    outcome = try_round("a save without process 1", work, deadline_s=deadline_s)
+    return outcome, told, time.monotonic() - begun

@@ -144,6 +144,30 @@ def test_who_never_came_is_named_at_the_deadline(tmp_path: Path) -> None:
         assert "process 1 has not come to round 1" in values[index].message
 
 
+def test_nobody_stays_for_who_never_came(tmp_path: Path) -> None:
+    with running(scenarios.never_comes, 1.0, count=2, framework="torch", directory=tmp_path) as programs:
+        assert programs.report(0) == "working"
+        error, told, took_s = programs.value(0)
+        programs.send(1, "end")
+        programs.values()
+    assert "process 1 has not come to round 1 of a save without process 1 within 1 s" in error.message
+    assert "Every process of the program has to make this call" in error.message
+    assert len(told) == 1, told
+    assert told[0].startswith("a save without process 1 has been waiting for process 1 for")
+    assert took_s < scenarios.NOT_LONG_S
+
+
+def test_an_interrupt_waits_for_nobody_who_has_not_come(tmp_path: Path) -> None:
+    with running(scenarios.never_comes, 600.0, count=2, framework="torch", directory=tmp_path) as programs:
+        assert programs.report(0) == "working"
+        programs.signal(0, signal.SIGINT)
+        error, _, took_s = programs.value(0)
+        programs.send(1, "end")
+        programs.values()
+    assert error.type == "KeyboardInterrupt"
+    assert took_s < scenarios.NOT_LONG_S
+
+
 # The least that JAX allows; its own default is 100 s.
 JAX_OPTIONS = {"heartbeat_timeout_seconds": 10, "shutdown_timeout_seconds": 5}
 

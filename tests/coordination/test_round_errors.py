@@ -52,6 +52,11 @@ def test_lateness() -> None:
         "process 2 (pid 4002 on a) has not come to round 1 of a load within 60 s; see what keeps it, or "
         "allow more time (multiprocessing.deadline_s)"
     )
+    first = lateness("round 1 of a load", [2], 0, 60.0, describe, in_first_round=True)
+    assert first.message.startswith(
+        f"{one.message}\nEvery process of the program has to make this call: see "
+    )
+    assert "'if rank == 0'" in first.message
     two = lateness("round 1 of a load", [2, 3], 0, 0.5, describe)
     assert two.message.startswith("process 2 (pid 4002 on a) and process 3 (pid 4003 on a) have not come to")
     assert two.context == {"process": "2, 3"}

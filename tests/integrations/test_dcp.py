@@ -139,6 +139,13 @@ def test_what_the_checkpoint_lacks_is_an_error_or_stays(tmp_path: Path) -> None:
     assert wanted["new"] is new
     assert new.tolist() == [3, 3]
     assert wanted["m"] == 4
+    context = waystation.Context()
+    context.pytree.loading.keep_missing = True  # which the error advises
+    wanted["a"].zero_()
+    with context:
+        dcp.load(wanted, checkpoint_id=tmp_path / "c")
+    assert wanted["a"].tolist() == [1, 1]
+    assert (wanted["new"], wanted["m"]) == (new, 4)
 
 
 @pytest.mark.parametrize(

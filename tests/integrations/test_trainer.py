@@ -93,3 +93,64 @@ def test_the_best_model_is_kept_and_loaded_at_the_end(tmp_path: Path, limit: int
         assert Path(ours.state.best_model_checkpoint).name == "2"
         expected = {"2", str(steps)} if limit else set(map(str, range(1, steps + 1)))
         assert there == expected
+
+
+def begun(directory: Path, steps: int, *, ours: bool = True, **options: Any) -> tuple[Any, Any]:
+    """A Trainer that saves each step, and its callback."""
+    import transformers
+
+    from waystation.integrations.transformers import WaystationCallback
+
+    arguments = transformers.TrainingArguments(
+        str(directory),
+        max_steps=steps,
+        per_device_train_batch_size=1,
+        learning_rate=1.0,
+        lr_scheduler_type="constant",
+        optim="sgd",
+        max_grad_norm=0.0,
+        save_strategy="steps",
+        save_steps=1,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+    )
+    saves = WaystationCallback(**options)
+    data = [{"x": torch.ones(1), "labels": torch.ones(1)}] * 8
+    callbacks = [saves] if ours else []
+    return transformers.Trainer(Model(), arguments, train_dataset=data, callbacks=callbacks), saves
+
+
+def steps_in(directory: Path) -> list[int]:
+    return sorted(int(place.name) for place in (directory / "checkpoints").iterdir() if place.name.isdigit())
+
+
+@pytest.mark.skipif(
+    not all(map(find_spec, ("transformers", "accelerate"))), reason="transformers is not installed"
+)
+def test_a_run_goes_on_from_the_trainer_itself_and_goes_back(tmp_path: Path) -> None:
+    from waystation.errors import InvalidInput, StepAlreadyExistsError, StepNotFoundError
+
+    begun(tmp_path, 2, ours=False)[0].train()
+    trainer, saves = begun(tmp_path, 4)
+    assert saves.resume() == str(tmp_path / "checkpoint-2")
+    trainer.train(resume_from_checkpoint=saves.resume())
+    assert trainer.model.step.item() == 4
+    assert steps_in(tmp_path) == [3, 4]
+
+    trainer, saves = begun(tmp_path, 5)
+    with pytest.raises(StepAlreadyExistsError, match="steps up to 4 have checkpoints already"):
+        trainer.train()  # anew, over a run that is there
+    with pytest.raises(InvalidInput, match=r"WaystationCallback\(overwrite=True\)"):
+        saves.resume(3)
+    with pytest.raises(StepNotFoundError, match="no checkpoint of step 7; there are: 3, 4"):
+        saves.resume(7)
+
+    trainer, saves = begun(tmp_path, 6, overwrite=True)
+    trainer.train(resume_from_checkpoint=saves.resume(3))
+    assert trainer.model.step.item() == 6
+    assert steps_in(tmp_path) == [3, 4, 5, 6]
+
+    trainer, saves = begun(tmp_path, 2, overwrite=True)
+    trainer.train()
+    assert steps_in(tmp_path) == [1, 2], "nothing is left with which a restart would go on"

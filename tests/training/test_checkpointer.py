@@ -434,3 +434,19 @@ def test_layouts_that_share_nothing_are_refused_at_the_first_save(tmp_path: Path
         with pytest.raises(errors.Unsupported, match="reuse_unchanged=True, and Orbax's layouts"):
             checkpointer.save(0, {"w": np.ones(3)})
         assert not checkpointer.checkpoints
+
+
+def test_a_program_that_goes_back_is_told_what_a_restart_will_load(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Checkpointer(tmp_path, preservation_policy=preservation_policies.LatestN(2)) as checkpointer:
+        for step in (8, 9, 10):
+            checkpointer.save(step, {"step": step}, force=True)
+        assert caplog.messages == []
+        checkpointer.save(4, {"step": 4}, force=True)
+        (told,) = caplog.messages
+        assert (
+            "while later steps are there: 9, 10. A program that is started again loads the greatest" in told
+        )
+        checkpointer.save(5, {"step": 5}, force=True)
+        assert len(caplog.messages) == 1, "of the same steps it is told once"

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed.checkpoint as distributed_checkpoint
 from tests.support.places import on_this_machine, part_of
 
 import waystation
@@ -271,3 +273,24 @@ def test_saves_in_the_background_and_through_other_calls_set_aside_too(tmp_path:
         assert (tmp_path / f"{step}.waystation-aside-0" / "own").exists()
     with pytest.raises(errors.Conflict, match="not a checkpoint and not empty"):
         waystation.save(tmp_path / "0.waystation-aside-0", state(0))
+
+
+def write_torch(root: Path, *steps: int) -> None:
+    for step in steps:
+        distributed_checkpoint.save({"a": torch.ones(3)}, checkpoint_id=root / str(step), no_dist=True)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_checkpoints_of_torch_are_told_of_on_opening_and_by_a_save(tmp_path: Path) -> None:
+    write_torch(tmp_path, 10, 20)
+    with pytest.warns(
+        UserWarning, match=r"are checkpoints of torch\.distributed\.checkpoint: 10, 20;"
+    ) as caught:
+        checkpointer = Checkpointer(tmp_path, save_decision_policy=EVERY_STEP)
+    assert caught[0].filename == __file__
+    with checkpointer:
+        assert checkpointer.latest is None
+        told = rf"{tmp_path}/20' is no checkpoint of Waystation, but a checkpoint of torch\.distributed"
+        with pytest.warns(DamagedCheckpointWarning, match=told):
+            checkpointer.save(20, state(20))
+    Checkpointer(tmp_path).close()  # the run has gone on from there: without a warning

@@ -97,6 +97,13 @@ def test_nothing_is_suggested_where_nothing_is_alike():
     assert common_rename(["a", "b"], ["c", "d"]) is None
 
 
+def test_nothing_is_suggested_where_several_are_as_like():
+    layers = {str(number): {"weight": 1, "bias": 1} for number in range(3)}
+    assert difference({"model": layers}, {"model": {"x": layers["0"]}})[-1].startswith("+ ['model']['x']")
+    assert nearest("weight_3", ["weight_1", "weight_2"]) is None
+    assert nearest("weight_3", ["weight_1", "weight_30"]) == "weight_30"
+
+
 def test_a_rule_is_counted_over_all_paths():
     stored = [f"layer_{number}.w" for number in range(5000)]
     wanted = [f"block_{number}.w" for number in range(5000)]

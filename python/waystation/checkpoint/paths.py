@@ -34,7 +34,7 @@ from waystation.layouts.orbax import in_store as orbax_in_store
 from waystation.layouts.orbax import names as orbax_names
 from waystation.storage import write_lock
 from waystation.storage.attempts import leftovers
-from waystation.storage.foreign import described, hub_advice, is_of_torch
+from waystation.storage.foreign import described, hub_advice, is_of_torch, is_torch_checkpoint
 
 PathLike = str | os.PathLike[str]
 Layout = Literal["native", "orbax"]
@@ -615,6 +615,11 @@ def _beside(target: str) -> str:
 def lost_records_in(directory: PathLike) -> list[str]:
     """The names of the checkpoints in a directory that have lost their record."""
     return _names_in(directory, lost_record)
+
+
+def torch_checkpoints_in(directory: PathLike) -> list[str]:
+    """Those in a directory that `torch.distributed.checkpoint` has written, but for those set aside."""
+    return [name for name in _names_in(directory, is_torch_checkpoint) if not names.is_aside(name)]
 
 
 def _checkpoints_in(directory: str) -> list[str]:

@@ -19,17 +19,25 @@ def open_session(what: str, options: Options, *, deadline_s: float | None = None
         InvalidInput: The processes that are to take part lack this one, or the primary.
     """
     multiprocessing = options.multiprocessing
-    active = multiprocessing.active_processes
-    primary = multiprocessing.primary_host
-    if primary is None:  # each has a storage of its own, so that it does not matter who decides
-        primary = 0 if not active else min(active)
     return coordination.current().open(
         what,
         deadline_s=multiprocessing.deadline_s if deadline_s is None else deadline_s,
-        primary=primary,
+        primary=_primary(options),
         sequence=multiprocessing.barrier_sync_key_prefix or "",
-        processes=active,
+        processes=multiprocessing.active_processes,
     )
+
+
+def _primary(options: Options) -> int:
+    primary, active = options.multiprocessing.primary_host, options.multiprocessing.active_processes
+    if primary is None:  # each has a storage of its own, so that it does not matter who decides
+        return min(active) if active else 0
+    return primary
+
+
+def is_primary(options: Options) -> bool:
+    """Whether this process is the one that decides and that tells people."""
+    return coordination.current().process_index == _primary(options)
 
 
 def process_count(options: Options) -> int:

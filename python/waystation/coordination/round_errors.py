@@ -12,6 +12,13 @@ from waystation._errors import InvalidInput, Unavailable
 _MOST_TOLD_SINGLY = 4
 _MOST_GROUPS = 8
 
+# What to do where somebody does not come to the first round of a call.
+EVERY_PROCESS = (
+    "Every process of the program has to make this call: see whether it stands within an 'if rank == 0', or "
+    "whether a process has ended before it. To have some of the processes make it, name them in "
+    "multiprocessing.active_processes and primary_host"
+)
+
 Describe = Callable[[int], str]
 
 
@@ -59,7 +66,13 @@ def deaths(round_name: str, dead: dict[int, str], describe: Describe) -> Unavail
 
 
 def lateness(
-    round_name: str, late: Sequence[int], primary: int, deadline_s: float, describe: Describe
+    round_name: str,
+    late: Sequence[int],
+    primary: int,
+    deadline_s: float,
+    describe: Describe,
+    *,
+    in_first_round: bool = False,
 ) -> Unavailable:
     """The error of a round whose deadline has passed.
 
@@ -69,16 +82,24 @@ def lateness(
         primary: Who decides.
         deadline_s: How long was waited.
         describe: Names a process for people.
+        in_first_round: Whether who has not come may not have made the call at all.
     """
+    advice = f"\n{EVERY_PROCESS}" if late and in_first_round else ""
     failing = "come to" if late else "decided in"
     late = late or [primary]
-    told = " and ".join(map(describe, late)) if len(late) <= _MOST_TOLD_SINGLY else named(late)
     has, it = ("has", "it") if len(late) == 1 else ("have", "them")
     return Unavailable(
-        f"{told} {has} not {failing} {round_name} within {deadline_s:g} s; see what keeps {it}, or allow "
-        "more time (multiprocessing.deadline_s)",
+        f"{described(late, describe)} {has} not {failing} {round_name} within {deadline_s:g} s; see what "
+        f"keeps {it}, or allow more time (multiprocessing.deadline_s){advice}",
         process=_as_context(late),
     )
+
+
+def described(processes: Sequence[int], describe: Describe) -> str:
+    """Processes for people, a few of them with all that is known."""
+    if len(processes) > _MOST_TOLD_SINGLY:
+        return named(processes)
+    return " and ".join(map(describe, processes))
 
 
 def named(processes: Sequence[int]) -> str:

@@ -31,6 +31,10 @@ _SHORTEST_WAIT_S = 0.25
 FAREWELL_S = 5.0
 # Those that wait longer than this for the first round ask whether they wait for the same.
 _COMPARE_AFTER_S = 1.0
+# How long the first round of a call waits until it is logged who has not come: usually nobody is that slow.
+TELL_AFTER_S = 30.0
+# If the primary has not come, one of so many others tells.
+_MOST_TELLING = 8
 
 _ALL_HERE, _FAILED = b"all are here", b"failed"
 _ALL_OUT, _NOT_AWAITED = b"all are out", b"not awaited"
@@ -133,6 +137,7 @@ class StoreSession:
         self._closed = False
         self._handed_in: list[str] = []  # the keys of this process's part
         self._verdict_pieces: dict[int, list[str]] = {}  # of the last rounds, by their number
+        self._absent: set[int] = set()  # processes of the program that were given up, as they had not come
         self._handled = sys.exception()  # which the caller was handling before, so that it is not of this
         self._others = [index for index in range(self.process_count) if index != self.process_index]
         self._watched = self._named(self._others if self.is_primary else [primary])
@@ -153,6 +158,8 @@ class StoreSession:
             outcome = self._outcome(keys, work, decide)
         except BaseException as error:
             self._over = True
+            if not isinstance(error, Exception):  # an interrupt waits for nobody who has not come
+                self._note_absent(keys)
             self._tell(keys, error)
             self._note_failure([])
             raise
@@ -339,6 +346,7 @@ class StoreSession:
     def _wait(self, keys: _Keys, key: str) -> bytes | WaystationError:
         """The value of a key, or the error that everybody raises because it did not come."""
         begun = time.monotonic()
+        has_told = not self._in_first_round
         while True:
             waited_s = time.monotonic() - begun
             left_s = max(0.0, self._deadline_s - waited_s)
@@ -356,6 +364,9 @@ class StoreSession:
                 disagreement = self._compare(keys)
                 if disagreement is not None:
                     return disagreement
+            if not has_told and waited_s >= TELL_AFTER_S:
+                has_told = True
+                self._tell_of_absent(keys, waited_s)
             if left_s == 0:
                 return self._lateness(keys)
 
@@ -366,11 +377,47 @@ class StoreSession:
         if disagreement is not None:
             return self._end_numbering(keys, disagreement)
         late = self._named([index for index in self._others if index not in come])
+        self._absent = set(late)
         primary = self.processes[self.primary]
         error = round_errors.lateness(
-            self._round_name(), late, primary, self._deadline_s, self._store.describe
+            self._round_name(),
+            late,
+            primary,
+            self._deadline_s,
+            self._store.describe,
+            in_first_round=self._in_first_round,
         )
         return self._give_up(keys, error)
+
+    def _tell_of_absent(self, keys: _Keys, waited_s: float) -> None:
+        """Logs who has not come, in the primary; where that has not come, in the first one that has."""
+        if self.is_primary:
+            others = self._others
+        else:
+            others = sorted({self.primary, *range(self.process_index)})
+            if len(others) > _MOST_TELLING:
+                return
+        come = self._read_parts(keys, others)
+        late = self._named([index for index in others if come[index] is None])
+        if not late or (not self.is_primary and len(late) < len(others)):
+            return
+        _log.warning(
+            "%s has been waiting for %s for %.0f s; it gives up after %g s (multiprocessing.deadline_s). %s",
+            self._what,
+            round_errors.described(late, self._store.describe),
+            waited_s,
+            self._deadline_s,
+            round_errors.EVERY_PROCESS,
+        )
+
+    def _note_absent(self, keys: _Keys) -> None:
+        """Remembers who has not come to a round that this process leaves."""
+        try:
+            come = self._come(keys)
+        except WaystationError as error:
+            _log.debug("who has come could not be read: %s", error)
+            return
+        self._absent = set(self._named([index for index in self._others if index not in come]))
 
     def _come(self, keys: _Keys) -> dict[int, Envelope]:
         """What those others have handed in that have come so far."""
@@ -402,7 +449,12 @@ class StoreSession:
 
     def _put_failure(self, keys: _Keys, error: BaseException, kind: str = FAILURE) -> bool:
         encoded = error_codec.encode(error, self.processes[self.process_index])
-        agreement = {**self._agreement, "process": self.process_index, "number": self._numbering.ended_at}
+        agreement = {
+            **self._agreement,
+            "process": self.process_index,
+            "number": self._numbering.ended_at,
+            "absent": sorted(self._absent),
+        }
         envelope, _ = envelopes.seal(self._store, kind, encoded, "", agreement)
         first = self._store.set_once(keys.verdict, envelope)
         self._store.set_once(keys.ready, _FAILED)
@@ -433,6 +485,7 @@ class StoreSession:
     def _failure(self, keys: _Keys, envelope: Envelope) -> WaystationError:
         """The error of another process; unless it is of a call that this one has not made."""
         error = error_codec.decode(envelope.content)
+        self._absent.update(envelope.agreement["absent"])
         process = int(envelope.agreement["process"])
         is_of_call = self._in_first_round and not isinstance(error, Unavailable)  # somebody is dead, or late
         if not is_of_call or self._disagreement({process: envelope}) is None:
@@ -482,13 +535,13 @@ class StoreSession:
         return [*pieces, *left, first.wanted, first.looking]
 
     def _await_farewell(self, closed: str, over: str) -> None:
-        """Waits, not for long, until the last one is out; the dead never are."""
+        """Waits, not for long, until the last one is out; the dead, and those given up, never are."""
         begun = time.monotonic()
         while (left_s := FAREWELL_S - (time.monotonic() - begun)) > 0:
             if self._store.get(over, min(left_s, _SHORTEST_WAIT_S)) is not None:
                 break
-            dead = self._store.dead(self._watched)
-            if dead and self._store.add(closed, 0) + len(dead) >= self.process_count:
+            gone = self._absent.union(self._store.dead(self._watched))
+            if gone and self._store.add(closed, 0) + len(gone) >= self.process_count:
                 break
         # If it comes later, the last one finds that nobody waits; this also ends the wait inside the store.
         if not self._store.set_once(over, _NOT_AWAITED):

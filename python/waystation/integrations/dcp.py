@@ -34,7 +34,8 @@ from waystation.checkpoint.sessions import open_session
 from waystation.coordination import collective
 from waystation.integrations import differing
 from waystation.integrations.state_dicts import asked, filling, having, is_of_tensors, plain, put, taking_part
-from waystation.transfers.handle import AsyncResponse
+from waystation.storage.foreign import TORCH_METADATA
+from waystation.transfers.handle import future_of
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
@@ -56,7 +57,6 @@ _STORAGES = tuple(
 _PLANNERS = (genuine.DefaultLoadPlanner, genuine.DefaultSavePlanner)
 # What `install` has replaced: the names of a module, which of them, and what it was.
 _replaced: list[tuple[dict[str, Any], str, Any]] = []
-_METADATA_OF_TORCH = ".metadata"  # the file that torch writes last
 
 
 def save(
@@ -138,7 +138,8 @@ def async_save(
         use_collectives: Without effect.
 
     Returns:
-        A future, whose result is None once the checkpoint is committed.
+        A future, whose result is None once the checkpoint is committed. A failure that nobody asks it for is
+        logged at the end of the program, which ends with status 1 then.
     """
     if not _is_ours(storage_writer, planner):
         given: Future[Any] | AsyncSaveResponse = _ASYNC_SAVE(
@@ -159,7 +160,7 @@ def async_save(
     with taking_part(process_group, no_dist=no_dist):
         state = differing.joined_by_all(plain(_of_stateful(state_dict)), path)
         response = save_state_async(path, state, overwrite=_may_overwrite(storage_writer))
-    uploaded = _future(response)
+    uploaded: Future[Any] = future_of(response)
     both: Any = getattr(state_dict_saver, "AsyncSaveResponse", None)  # older releases lack it
     if both is None or async_stager is None or isinstance(async_stager, BlockingAsyncStager):
         return uploaded
@@ -191,7 +192,8 @@ def load(
         storage_reader: One of torch's for file systems, whose path is taken; others are given to torch's
             function.
         planner: Torch's default planner, or None; others are given to torch's function. With its
-            `allow_partial_load`, values that the checkpoint lacks stay as they are.
+            `allow_partial_load`, or with the option `pytree.loading.keep_missing`, values that the checkpoint
+            lacks stay as they are.
         process_group: The processes that load; by default all.
         no_dist: This process loads alone.
 
@@ -204,7 +206,7 @@ def load(
     """
     is_ours = _is_ours(storage_reader, planner)
     path = _place(checkpoint_id, storage_reader) if is_ours else ""
-    if not is_ours or storage.is_there(os.path.join(path, _METADATA_OF_TORCH)):
+    if not is_ours or storage.is_there(os.path.join(path, TORCH_METADATA)):
         _log.info("torch loads '%s'", path or checkpoint_id)
         _LOAD(
             state_dict,
@@ -216,7 +218,8 @@ def load(
         )
         return
     states = _of_stateful(state_dict)
-    keep_missing = getattr(planner, "allow_partial_load", False)
+    keep_missing = in_effect.current_options().pytree.loading.keep_missing
+    keep_missing = keep_missing or getattr(planner, "allow_partial_load", False)
     with (
         taking_part(process_group, no_dist=no_dist) as options,
         filling(options, keep_missing=keep_missing),
@@ -329,19 +332,3 @@ def _require_same_version(path: str, found: CheckpointMetadata[Any]) -> None:
             f"'{path}' was replaced while it was loaded; load it again (tensors may hold a part of it)",
             path=path,
         )
-
-
-def _future(response: AsyncResponse[None]) -> Future[Any]:
-    """A future of the standard library that ends as a response does."""
-    future: Future[Any] = Future()
-    future.set_running_or_notify_cancel()
-
-    def settle(ended: AsyncResponse[None]) -> None:
-        error = ended.exception()
-        if error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(error)
-
-    response.on_end(settle)
-    return future

@@ -20,11 +20,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from waystation import storage
+from waystation._errors import UnsupportedLeaf
 from waystation.checkpoint import delete, is_checkpoint
 from waystation.checkpoint import load as load_state
 from waystation.integrations import dcp, state_dicts
 
 __all__ = ["WaystationCheckpointIO"]
+
+_HYPER_PARAMETERS = "hyper_parameters"  # in the keys under which Lightning saves those of modules and data
 
 
 def _base() -> Any:
@@ -70,18 +73,43 @@ class WaystationCheckpointIO(_CheckpointIO):
     ) -> None:
         """Saves a checkpoint; see `CheckpointIO.save_checkpoint`.
 
+        A file at the path is replaced, as Lightning replaces it: a `last.ckpt` of a run that it has begun.
+
         Raises:
-            Conflict: There is something else than a checkpoint of Waystation at the path.
+            Conflict: There is a directory at the path that is no checkpoint of Waystation.
             UnsupportedLeaf: Something in it can only be pickled; names its place.
         """
         del storage_options
         self._wait()
+        if os.path.isfile(path):
+            self._replace_file(checkpoint, os.fspath(path))
+            return
         # Lightning expects it to be there once this returns, and puts links into it (`save_last="link"`).
         storage.make_directory(os.path.dirname(storage.located(path)), parents=True)
-        future: Any = dcp.async_save(checkpoint, checkpoint_id=path, no_dist=True)
-        self._saving = future
+        self._begin(checkpoint, path)
         if not self._asynchronous:
             self._wait()
+
+    def _begin(self, checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
+        try:
+            future: Any = dcp.async_save(checkpoint, checkpoint_id=path, no_dist=True)
+        except UnsupportedLeaf as error:
+            if _HYPER_PARAMETERS not in str(error.context.get("array")):
+                raise
+            raise UnsupportedLeaf(
+                f"{error.message}; save it as a string, or leave it out by "
+                "self.save_hyperparameters(ignore=[...]) in the module",
+                **error.context,
+            ) from error
+        self._saving = future
+
+    def _replace_file(self, checkpoint: dict[str, Any], path: str) -> None:
+        """Saves in the place of a file, which goes once the checkpoint is whole. So it waits."""
+        beside = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.new")
+        self._begin(checkpoint, beside)
+        self._wait()
+        os.remove(path)
+        os.rename(beside, path)
 
     def load_checkpoint(
         self,

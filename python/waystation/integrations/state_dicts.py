@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
 from waystation._options import in_effect
 from waystation.tree import flatten, is_registered, unflatten
@@ -108,6 +109,24 @@ def _like(given: Any, children: list[Any]) -> Any:
         return children
     make = getattr(type(given), "_make", tuple)
     return make(children)
+
+
+# ---- optimizers --------------------------------------------------------------------------------
+
+
+def moments_in(moments: dict[str, Any], stored: dict[str, Any]) -> dict[str, Any]:
+    """The moments for which a checkpoint has some, by parameter.
+
+    A parameter that never had a gradient has none when it is saved. torch makes them before a load.
+    """
+    return {name: value for name, value in moments.items() if name in stored}
+
+
+def set_moments(model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Gives an optimizer its state, which may lack moments, and have those of others."""
+    names = {name for group in state["param_groups"] for name in group["params"]}
+    own = {**state, "state": {name: value for name, value in state["state"].items() if name in names}}
+    set_optimizer_state_dict(model, optimizer, optim_state_dict=own, options=StateDictOptions(strict=False))
 
 
 # ---- options -----------------------------------------------------------------------------------

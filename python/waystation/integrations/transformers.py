@@ -29,14 +29,13 @@ from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_state_dict,
     set_model_state_dict,
-    set_state_dict,
 )
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import SaveStrategy
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, get_last_checkpoint
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
-from waystation._errors import InvalidInput
+from waystation._errors import InvalidInput, StepAlreadyExistsError, StepNotFoundError
 from waystation._options import in_effect
 from waystation.integrations import differing, state_dicts
 from waystation.storage.scratch import ScratchDirectory
@@ -74,6 +73,8 @@ class WaystationCallback(TrainerCallback):  # type: ignore[misc] # transformers 
             the
             `output_dir` of the Trainer.
         asynchronous: Go on training while a checkpoint is written.
+        overwrite: Replace the steps of an earlier run, where this one begins anew or goes back to a step. Its
+            first save removes the later ones, with which a restart would go on otherwise.
         checkpointer: More arguments for the `waystation.training.Checkpointer` that saves: `remote`,
             `memory`, ….
     """
@@ -83,10 +84,12 @@ class WaystationCallback(TrainerCallback):  # type: ignore[misc] # transformers 
         directory: str | os.PathLike[str] | None = None,
         *,
         asynchronous: bool = True,
+        overwrite: bool = False,
         checkpointer: dict[str, Any] | None = None,
     ) -> None:
         self._directory = directory
         self._asynchronous = asynchronous
+        self._overwrite = overwrite
         self._more = dict(checkpointer or {})
         self._arguments: Any = None
         self._open: Checkpointer | None = None
@@ -94,24 +97,46 @@ class WaystationCallback(TrainerCallback):  # type: ignore[misc] # transformers 
         self._model: Any = None
         self._resumed: int | None = None  # the step that `resume` has found
         self._newest: int | None = None  # the step that was saved last
+        self._has_saved = False
         self._best: int | None = None  # the best step that was saved, if the Trainer compares
         self._metrics: dict[str, Any] | None = None  # that the Trainer has yet to compare
         self._generators: dict[str, Any] | None = None  # to be set before the next step
 
     # ---- resuming ------------------------------------------------------------------------------
 
-    def resume(self) -> str | None:
+    def resume(self, step: int | None = None) -> str | None:
         """What to give `Trainer.train` as `resume_from_checkpoint`; None where there is no checkpoint yet.
+
+        A run that the Trainer has saved itself goes on from there, until this callback saves a later step.
 
         In a program of several processes all of them call this.
 
+        Args:
+            step: The step to go back to; by default the latest.
+
         Raises:
-            InvalidInput: No Trainer has this callback yet.
+            InvalidInput: No Trainer has this callback yet; or there are steps after that one, and the
+                callback was not given `overwrite`.
+            StepNotFoundError: The step has no checkpoint.
             WaystationError: As `Checkpointer` raises it.
         """
-        latest = self._checkpointer().latest
-        if latest is None:
+        checkpoints = self._checkpointer().checkpoints
+        chosen = [found for found in checkpoints if step in (None, found.step)]
+        theirs = self._of_the_trainer(step)
+        if theirs is not None and (not chosen or chosen[-1].step < theirs[0]):
+            _log.info("the run goes on from '%s', which the Trainer has saved itself", theirs[1])
+            return theirs[1]
+        if not chosen and step is None:
             return None
+        if not chosen:
+            there = ", ".join(str(found.step) for found in checkpoints) or "none"
+            raise StepNotFoundError(f"there is no checkpoint of step {step}; there are: {there}", step=step)
+        latest = chosen[-1]
+        if latest.step < checkpoints[-1].step and not self._overwrite:
+            raise InvalidInput(
+                f"steps up to {checkpoints[-1].step} are there, after step {latest.step}; to go back, have "
+                "the first save remove them: WaystationCallback(overwrite=True)"
+            )
         with _partly():
             record = self._checkpointer().load(latest.step, {"trainer": str})["trainer"]
         self._resumed = self._newest = latest.step
@@ -125,23 +150,56 @@ class WaystationCallback(TrainerCallback):  # type: ignore[misc] # transformers 
             self._scratch.write(name, content)
         return self._scratch.path
 
+    def _of_the_trainer(self, step: int | None) -> tuple[int, str] | None:
+        """The step and path of what the Trainer has saved itself, of a step or last."""
+        directory = self._arguments.output_dir
+        if not os.path.isdir(directory):
+            return None
+        found: str | None = get_last_checkpoint(directory)
+        if step is not None:
+            found = os.path.join(directory, f"{PREFIX_CHECKPOINT_DIR}-{step}")
+        if found is None or not os.path.isdir(found):
+            return None
+        return int(found.rpartition("-")[2]), found
+
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
     ) -> None:
-        """Loads what `resume` has found, into what the Trainer trains."""
-        del args, control
+        """Loads what `resume` has found, into what the Trainer trains.
+
+        Raises:
+            StepAlreadyExistsError: There are later steps than that at which training begins, and the callback
+                was not given `overwrite`.
+        """
+        del control
+        self._has_saved = False
+        if args.save_strategy != SaveStrategy.NO and not self._overwrite:
+            self._require_no_later(state.global_step)
         if self._resumed is None or state.global_step != self._resumed:
             return
         step, self._resumed = self._resumed, None
         checkpointer = self._checkpointer()
         found = checkpointer.metadata(step).metadata
         wanted = _state_of(objects)
+        moments = wanted["optimizer"]
+        moments["state"] = state_dicts.moments_in(moments["state"], found["optimizer"]["state"])
         with _partly(in_place=True):
             asked = state_dicts.asked(wanted, found) | {"generators": found["generators"]}
             loaded = checkpointer.load(step, asked)
         own = loaded.pop("generators").get(state_dicts.this_process())
         _put(objects, state_dicts.put(wanted, loaded))
         self._generators = own
+
+    def _require_no_later(self, step: int) -> None:
+        latest = self._checkpointer().latest
+        if latest is not None and latest.step > step:
+            raise StepAlreadyExistsError(
+                f"steps up to {latest.step} have checkpoints already, and training begins at step {step}: "
+                f"'{latest.path.parent}'; go on by train(resume_from_checkpoint=callback.resume()), or "
+                "replace them by WaystationCallback(overwrite=True)",
+                step=latest.step,
+                path=str(latest.path),
+            )
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **objects: Any
@@ -240,14 +298,28 @@ class WaystationCallback(TrainerCallback):  # type: ignore[misc] # transformers 
             self._best = state.global_step
         whole["trainer"] = json.dumps(dataclasses.asdict(record), sort_keys=True)
         whole["generators"] = {state_dicts.this_process(): state_dicts.generators()}
+        if self._overwrite and not self._has_saved:
+            self._remove_later(state.global_step)
+        self._has_saved = True
         save = checkpointer.save_async if self._asynchronous else checkpointer.save
         with state_dicts.taking_part():
             save(
                 state.global_step,
                 differing.joined_by_all(state_dicts.plain(whole), "a run of the Trainer"),
                 force=True,
+                overwrite=self._overwrite,
                 custom_metadata=None if self._best is None else {_BEST_STEP: self._best},
             )
+
+    def _remove_later(self, step: int) -> None:
+        """Removes the steps of an earlier run that come after one."""
+        checkpointer = self._checkpointer()
+        later = [found.step for found in checkpointer.checkpoints if found.step > step]
+        with state_dicts.taking_part():
+            for each in later:
+                checkpointer.delete(each)
+        if later:
+            _log.warning("the steps of an earlier run after step %d were removed: %s", step, later)
 
     def _compared(self, state: TrainerState) -> TrainerState:
         """The Trainer's record as it is once the Trainer has compared the metrics of an evaluation."""
@@ -334,12 +406,9 @@ def _state_of(objects: dict[str, Any]) -> dict[str, Any]:
 def _put(objects: dict[str, Any], state: dict[str, Any]) -> None:
     """Gives what the Trainer trains what was loaded."""
     optimizer = objects["optimizer"]
-    set_state_dict(
-        objects["model"],
-        getattr(optimizer, "optimizer", optimizer),
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-    )
+    set_model_state_dict(objects["model"], state["model"])
+    inner = getattr(optimizer, "optimizer", optimizer)
+    state_dicts.set_moments(objects["model"], inner, state["optimizer"])
     objects["lr_scheduler"].load_state_dict(state["schedule"])
     if "scaler" in state:
         optimizer.scaler.load_state_dict(state["scaler"])

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterable
 
+TORCH_METADATA = ".metadata"  # the file that torch's DCP writes last
 _LOOKED_AT_BYTES = 512
 _LFS = b"version https://git-lfs"
 _SAFETENSORS_HEADER_LIMIT_BYTES = 100_000_000
@@ -86,13 +87,31 @@ def is_of_torch(names: Iterable[str]) -> bool:
     return any(name.endswith(".distcp") for name in names)
 
 
+def is_torch_checkpoint(path: str) -> bool:
+    """Whether a directory is a checkpoint of `torch.distributed.checkpoint`, whose save has ended."""
+    names = os.listdir(path)
+    return TORCH_METADATA in names and is_of_torch(names)
+
+
 def _described_directory(path: str) -> str | None:
     names = sorted(os.listdir(path))
-    if ".metadata" in names and is_of_torch(names):
+    if is_torch_checkpoint(path):
         return (
             "a checkpoint of torch.distributed.checkpoint; 'torch.distributed.checkpoint.load' opens it, and "
             "'python -m torch.distributed.checkpoint.format_utils dcp_to_torch' converts it"
         )
+    if is_of_torch(names):
+        return (
+            "a save of torch.distributed.checkpoint that has not ended: it lacks .metadata, and nothing "
+            "loads it; load an earlier one"
+        )
+    if "trainer_state.json" in names:
+        return (
+            "a checkpoint of the Trainer of transformers; give its path to Trainer.train as "
+            "resume_from_checkpoint"
+        )
+    if "random_states_0.pkl" in names:
+        return "saved by Accelerate; 'accelerator.load_state' loads it"
     tensors = [name for name in names if name.endswith((".safetensors", ".safetensors.index.json"))]
     if tensors or "snapshots" in names:
         pointer = next((text for name in tensors if (text := _pointer(os.path.join(path, name)))), None)

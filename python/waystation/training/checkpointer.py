@@ -12,6 +12,7 @@ of a process are safe.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 import time
 from types import TracebackType
@@ -24,6 +25,7 @@ from waystation._errors import InvalidInput, WrongType
 from waystation._options import Options
 from waystation.checkpoint.context import Context, copy_of_current
 from waystation.checkpoint.handlers.choice import STATE
+from waystation.checkpoint.sessions import is_primary
 from waystation.training import deleting, opening
 from waystation.training.collection import Collector
 from waystation.training.costs import SaveCosts
@@ -42,6 +44,9 @@ from waystation.training.step_names import NameFormat, PathLike, standard_name_f
 from waystation.training.tiers import Tier
 from waystation.transfers.handle import AsyncResponse
 
+_log = logging.getLogger("waystation")
+_MOST_SHOWN = 5
+
 # What each argument has to have, and what to give. Another object would fail at the first save only.
 _NEEDED = {
     "save_decision_policy": ("should_save", "a policy of training.save_decision_policies"),
@@ -50,6 +55,11 @@ _NEEDED = {
     "logger": ("log_entry", "an object with a method log_entry"),
     "memory": ("open", "a waystation.memory.MemoryTier"),
 }
+
+
+def _few(steps: list[int]) -> str:
+    """Steps for people, the last ones of many."""
+    return ", ".join(map(str, steps)) if len(steps) <= _MOST_SHOWN else f"… {_few(steps[-_MOST_SHOWN:])}"
 
 
 def _check_arguments(**arguments: object) -> None:
@@ -165,6 +175,7 @@ class Checkpointer(ReadingCheckpointer):
         self._beginning = threading.RLock()  # one save or deletion begins at a time
         _forks.watch(self)
         self._is_closed = False
+        self._told_of: set[int] = set()  # steps later than one that was saved
         with place.options() as options:
             opening.check(place, options, has_tier=memory is not None, has_remote=remote is not None)
             opening.open_directory(
@@ -360,9 +371,24 @@ class Checkpointer(ReadingCheckpointer):
             self._decisions.reached_preemption(request.step, options)
         elif not self._decisions.should_save(request.step, options, replaced=request.overwrite):
             return None
+        self._tell_of_later(request.step, options)
         begun = time.monotonic()
         self._in_flight.wait_for_room()
         return waited_s + time.monotonic() - begun
+
+    def _tell_of_later(self, step: int, options: Options) -> None:
+        """Logs, once of the same ones, that later steps are there, which a restart will load."""
+        later = [info.step for info in self._place.catalogue.committed() if info.step > step]
+        if later and not set(later) <= self._told_of and is_primary(options):
+            self._told_of = set(later)
+            _log.warning(
+                "step %d is saved to '%s' while later steps are there: %s. A program that is started again "
+                "loads the greatest step, not this one; to continue from step %d, delete the later ones",
+                step,
+                self._place.root,
+                _few(later),
+                step,
+            )
 
     def _over_damaged(self, request: Request) -> Request:
         """A damaged checkpoint of the step gives way."""

@@ -13,7 +13,7 @@ from waystation import storage
 from waystation._errors import InvalidInput, Unsupported
 from waystation._options import Options
 from waystation.checkpoint.collect import find_leftovers, remove_leftovers
-from waystation.checkpoint.paths import lost_records_in
+from waystation.checkpoint.paths import lost_records_in, torch_checkpoints_in
 from waystation.coordination import Session
 from waystation.layouts.orbax import names as orbax_names
 from waystation.training import root_metadata
@@ -21,6 +21,7 @@ from waystation.training.collection import remove_remains
 from waystation.training.errors import DamagedCheckpointWarning
 from waystation.training.listing import take_stock
 from waystation.training.place import Place
+from waystation.training.step_names import named_in
 
 _ABOVE = 4  # frames of this package between a warning and the program's own call
 
@@ -147,6 +148,7 @@ def _read(session: Session, place: Place, options: Options, *, with_records: boo
     place.catalogue.replace(listing)
     if session.is_primary or options.multiprocessing.primary_host is None:
         _tell_of_lost_records(place)
+        _tell_of_torch(place)
     if listing.damaged:
         named = ", ".join(f"step {info.step} ('{info.path.name}')" for info in listing.damaged)
         warnings.warn(
@@ -165,6 +167,21 @@ def _tell_of_lost_records(place: Place) -> None:
             "as if they were not there. Complete them if there is another copy; a save of such a step gives "
             "them another name",
             DamagedCheckpointWarning,
+            stacklevel=_ABOVE + 1,
+        )
+
+
+def _tell_of_torch(place: Place) -> None:
+    """Tells of checkpoints that torch has written, unless the sequence has gone on since."""
+    committed = place.catalogue.committed()
+    newest = committed[-1].step if committed else -1
+    steps = {path.name: step for step, path in named_in(place.root, place.name_format)}
+    found = [name for name in torch_checkpoints_in(place.root) if steps.get(name, 0) > newest]
+    if found:
+        warnings.warn(
+            f"in '{place.root}' are checkpoints of torch.distributed.checkpoint: {', '.join(found)}; they "
+            "count as if they were not there. waystation.integrations.dcp.load loads one; then save what it "
+            "loaded as the next step",
             stacklevel=_ABOVE + 1,
         )
 

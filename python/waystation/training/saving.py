@@ -34,6 +34,7 @@ from waystation.checkpoint.save import check_checkpointables, in_background, ope
 from waystation.checkpoint.saving import check_name
 from waystation.coordination import Session
 from waystation.layouts.native.records import callers_json
+from waystation.storage.foreign import described as described_foreign
 from waystation.training.catalogue import Info, described, from_json, relocated, to_json
 from waystation.training.collection import Collector
 from waystation.training.costs import SaveCost, SaveCosts
@@ -122,9 +123,11 @@ def _naming_step(info: Info, *, overwrite: bool) -> Iterator[None]:
 
 def _tell_of(aside: Sequence[str], info: Info) -> None:
     for path in aside:
+        foreign = described_foreign(path)
+        what = "no checkpoint; to" if foreign is None else f"no checkpoint of Waystation, but {foreign}. To"
         warnings.warn(
-            f"what was at '{info.path}' is no checkpoint; to save step {info.step} there, it was renamed to "
-            f"'{path}'. Remove it once you need nothing of it",
+            f"what was at '{info.path}' is {what} save step {info.step} there, it was renamed to '{path}'. "
+            "Remove it once you need nothing of it",
             DamagedCheckpointWarning,
             stacklevel=_ABOVE,
         )

@@ -19,6 +19,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
 
@@ -318,6 +319,40 @@ class AsyncResponse(Generic[T]):
         self._when_ended(wake)
         yield from finished.__await__()
         return self.result()
+
+
+class _ResponseFuture(Future[T]):
+    """Ends as a response does. Whoever asks it for a result or an error has seen a failure."""
+
+    def __init__(self, response: AsyncResponse[T]) -> None:
+        super().__init__()
+        self._response = response
+        self.set_running_or_notify_cancel()
+        response.on_end(self._settle)
+
+    def _settle(self, ended: AsyncResponse[T]) -> None:
+        # Not by its methods: nobody has asked yet.
+        if ended._failure is None:
+            self.set_result(cast(T, ended._value))
+        else:
+            self.set_exception(ended._failure.error)
+
+    def result(self, timeout: float | None = None) -> T:
+        self.exception(timeout)
+        return super().result()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        error = super().exception(timeout)
+        self._response.exception()
+        return error
+
+
+def future_of(response: AsyncResponse[T]) -> Future[T]:
+    """A future of the standard library that ends as a response does.
+
+    A failure that nobody asks this future for is logged at the end of the program, as one of the response.
+    """
+    return _ResponseFuture(response)
 
 
 class _FailingExit:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
 
@@ -196,7 +196,8 @@ class Rename:
 
 
 def common_rename(wanted: Sequence[str], stored: Sequence[str]) -> Rename | None:
-    """The rule that turns most wanted paths into stored ones; None where no rule does so for several."""
+    """The rule that turns most wanted paths into stored ones; None where no rule does so for several, or
+    several rules do that make them different ones."""
     present = set(stored)
     by_end = defaultdict(list)
     for path in stored:
@@ -207,13 +208,27 @@ def common_rename(wanted: Sequence[str], stored: Sequence[str]) -> Rename | None
             rules.update(dict.fromkeys(_rules(path, other)))
     found = [_counted(Rename(*rule, 0), wanted, present) for rule in rules]
     best = max(found, key=lambda rename: rename.count, default=None)
-    return best if best is not None and best.count > 1 and 2 * best.count > len(wanted) else None
+    if best is None or best.count < 2 or 2 * best.count <= len(wanted):
+        return None
+    made = [_made(rename, wanted, present) for rename in found if rename.count == best.count]
+    return best if all(other == made[0] for other in made) else None
 
 
 def nearest(path: str, others: Sequence[str]) -> str | None:
-    """The path that is spelled nearly like another one, if there is one."""
-    found = difflib.get_close_matches(path, others[:_CANDIDATES_LIMIT], n=1, cutoff=_SIMILAR)
+    """The path that is spelled nearly like another one, if there is one that is nearer than all others."""
+    found = difflib.get_close_matches(path, others[:_CANDIDATES_LIMIT], n=2, cutoff=_SIMILAR)
+    if len(found) == 2 and _likeness(path, found[0]) == _likeness(path, found[1]):
+        return None
     return found[0] if found else None
+
+
+def _likeness(path: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, other, path).ratio()
+
+
+def _made(rename: Rename, wanted: Sequence[str], present: Set[str]) -> list[str | None]:
+    """What stored path a rule makes of each wanted one."""
+    return [made if (made := rename.apply(path)) in present else None for path in wanted]
 
 
 def _last(path: str) -> str:
