@@ -68,11 +68,12 @@ class Slab:
 
 def allocate(nbytes: int, /) -> Slab: ...
 
+@final
 class PartReader:
     """One version of a file, of which small parts are read on the caller's thread. It has a descriptor of its
     own; `identity` is the device, the inode, the length and when the content changed last (ns)."""
 
-    def __init__(self, path: str, descriptor: int, identity: tuple[int, int, int, int], /) -> None: ...
+    def __new__(cls, path: str, descriptor: int, identity: tuple[int, int, int, int], /) -> PartReader: ...
     def read(self, offset: int, nbytes: int, memory: Buffer, /) -> int | None:
         """Reads a part into memory that has 63 bytes more than it, to an address that is a multiple of 64.
         Returns where in the memory that is; None where the file is not that version any more."""

@@ -1,6 +1,5 @@
 //! Small files, directories, renames, and what the engine knows about file systems.
 
-use std::os::fd::{BorrowedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -42,15 +41,11 @@ const ALIGN_BYTES: usize = 64;
 impl PartReader {
     #[new]
     #[pyo3(signature = (path, descriptor, identity, /))]
-    fn new(path: PathBuf, descriptor: RawFd, identity: (u64, u64, u64, i128)) -> PyResult<Self> {
-        // SAFETY: the caller's descriptor is open for the length of this call.
-        let borrowed = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    fn new(path: PathBuf, descriptor: i32, identity: (u64, u64, u64, i128)) -> PyResult<Self> {
         let (device, inode, nbytes, modified_ns) = identity;
-        guarded(|| {
-            let own = borrowed.try_clone_to_owned().map_err(|error| Error::from_io(error, "open", &path))?;
-            let version = Version { device, inode, nbytes, modified_ns };
-            Ok(Self(parts::PartReader::new(own, &path, version)))
-        })
+        let version = Version { device, inode, nbytes, modified_ns };
+        // SAFETY: the caller's descriptor is open for the length of this call.
+        guarded(|| unsafe { parts::PartReader::of(descriptor, &path, version) }).map(Self)
     }
 
     #[pyo3(signature = (offset, nbytes, memory, /))]

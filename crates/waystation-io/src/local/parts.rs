@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::io::{self, IoSliceMut};
 use std::num::NonZeroU64;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
@@ -48,8 +48,20 @@ pub struct PartReader {
 }
 
 impl PartReader {
-    /// Reads from an open file, which messages call by its path.
-    pub fn new(file: OwnedFd, path: &Path, version: Version) -> Self {
+    /// Reads from an open file, by a descriptor of its own.
+    ///
+    /// # Errors
+    /// There is no room for a further descriptor.
+    ///
+    /// # Safety
+    /// The descriptor is open for the length of this call.
+    pub unsafe fn of(descriptor: RawFd, path: &Path, version: Version) -> Result<Self> {
+        // SAFETY: the caller says so.
+        let own = unsafe { BorrowedFd::borrow_raw(descriptor) }.try_clone_to_owned();
+        Ok(Self::new(own.map_err(|error| Error::from_io(error, "open", path))?, path, version))
+    }
+
+    fn new(file: OwnedFd, path: &Path, version: Version) -> Self {
         Self {
             file: file.into(),
             path: path.to_owned(),
