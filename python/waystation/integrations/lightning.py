@@ -81,7 +81,7 @@ class WaystationCheckpointIO(_CheckpointIO):
         """
         del storage_options
         self._wait()
-        if os.path.isfile(path):
+        if not storage.is_in_store(storage.located(path)) and storage.is_file(path):
             self._replace_file(checkpoint, os.fspath(path))
             return
         # Lightning expects it to be there once this returns, and puts links into it (`save_last="link"`).
@@ -108,8 +108,8 @@ class WaystationCheckpointIO(_CheckpointIO):
         beside = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.new")
         self._begin(checkpoint, beside)
         self._wait()
-        os.remove(path)
-        os.rename(beside, path)
+        storage.remove_file(path)
+        storage.renames(path).new(beside, path)
 
     def load_checkpoint(
         self,

@@ -35,6 +35,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, get_last_checkpoint
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
+from waystation import storage
 from waystation._errors import InvalidInput, StepAlreadyExistsError, StepNotFoundError
 from waystation._options import in_effect
 from waystation.integrations import differing, state_dicts
@@ -153,12 +154,12 @@ class WaystationCallback(TrainerCallback):  # type: ignore[misc] # transformers 
     def _of_the_trainer(self, step: int | None) -> tuple[int, str] | None:
         """The step and path of what the Trainer has saved itself, of a step or last."""
         directory = self._arguments.output_dir
-        if not os.path.isdir(directory):
+        if not storage.is_directory(directory):
             return None
         found: str | None = get_last_checkpoint(directory)
         if step is not None:
             found = os.path.join(directory, f"{PREFIX_CHECKPOINT_DIR}-{step}")
-        if found is None or not os.path.isdir(found):
+        if found is None or not storage.is_directory(found):
             return None
         return int(found.rpartition("-")[2]), found
 
