@@ -169,6 +169,18 @@ def test_changed_while_it_is_read(path: Path, case: str, monkeypatch: pytest.Mon
         load(path, framework="numpy")
 
 
+@pytest.mark.parametrize("case", CHANGES)
+def test_who_reads_one_tensor_of_what_changed_is_told_which(path: Path, case: str) -> None:
+    change, reason = CHANGES[case]
+    later(path)
+    with waystation.safetensors.open(path, framework="numpy") as tensors:
+        change(path)
+        for read in (lambda: tensors.tensor("w"), lambda: tensors.slice("w")[:2]):
+            with pytest.raises(errors.Conflict, match=reason) as caught:
+                read()
+            assert caught.value.context["tensor"] == "w"
+
+
 def test_a_change_between_loads_is_none(path: Path) -> None:
     before = load(path, framework="numpy")["w"]
     write_into(path)

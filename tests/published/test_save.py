@@ -195,8 +195,12 @@ def test_what_is_there_stays_unless_it_is_to_be_replaced(tmp_path: Path) -> None
 def test_a_save_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with disks.mounted(tmp_path / "disk", "size=4m") as disk:
         save(models.numbers(2), disk / "model")
-        with pytest.raises(errors.DiskFull):
+        with pytest.raises(errors.DiskFull) as caught:
             save({"w": np.ones(1 << 20)}, disk / "model", overwrite=True)
+        assert caught.value.context["path"] == str(disk / "model")
+        with pytest.raises(errors.DiskFull) as caught:
+            save({"w": np.ones(1 << 20)}, disk / "one.safetensors")
+        assert caught.value.context["path"] == str(disk / "one.safetensors")
         assert [path.name for path in disk.iterdir()] == ["model"]
         assert load(disk / "model", framework="numpy").keys() == models.numbers(2).keys()
 

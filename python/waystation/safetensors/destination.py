@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from waystation import _forks, _native, storage
-from waystation._errors import Conflict, InvalidInput, NotFound
+from waystation._errors import Conflict, InvalidInput, NotFound, WaystationError
 from waystation.safetensors import replacing
 from waystation.safetensors.checksums import forget_checksums
 from waystation.safetensors.index import encode_index
@@ -93,6 +93,7 @@ class Destination:
             self.stem: str = os.path.splitext(name)[0]
         else:
             self.directory, self.stem = absolute, "model"
+        self._given = absolute
         self._overwrite = overwrite
         self._check()
 
@@ -184,6 +185,12 @@ class Destination:
         owner = _forks.Owner()
         try:
             yield stage
+        except WaystationError as error:
+            path = error.context.get("path")
+            if isinstance(path, str) and path.startswith(stage):  # of which the caller knows nothing
+                inside = path.removeprefix(stage)
+                error.context["path"] = self.directory + inside if inside else self._given
+            raise
         finally:
             if owner.is_here:  # and not a child that was forked meanwhile
                 storage.remove_tree(stage)

@@ -24,7 +24,7 @@ from waystation.grid import Box, contiguous_span, whole
 from waystation.layouts.native import memory
 from waystation.layouts.opened import ReadStatistics, Request
 from waystation.safetensors.description import describe
-from waystation.safetensors.making import Framework, as_held_by, codec_of, naming_tensor, naming_tensors
+from waystation.safetensors.making import Framework, as_held_by, codec_of, naming_tensor
 from waystation.safetensors.open_files import OpenFiles
 from waystation.safetensors.sources import Files, find
 
@@ -160,7 +160,7 @@ class Tensors:
             array = opened.read_small(number, 0, kind.form, kind.shape, kind.nbytes)
             return self._made(kind.target, [array])
         except WaystationError as error:
-            raise naming_tensor(error, opened, [number])
+            raise naming_tensor(error, opened, [number]).where(tensor=name)
 
     def made_of(self, number: int, array: np.ndarray[Any, Any]) -> Any:
         """A tensor of host memory that has its bytes. Internal."""
@@ -200,9 +200,11 @@ class Tensors:
     def read_part(self, name: str, box: Box, kept: Sequence[int]) -> Any:
         """Reads a box of a tensor, and makes an array of it that has the axes `kept`. Internal."""
         number = self._number(name)
-        with naming_tensors(self.opened, [number]):
+        try:
             target = self._target(self.opened.array(number), tuple([box[1][axis] for axis in kept]))
             return self._read(number, box, kept, target)
+        except WaystationError as error:
+            raise naming_tensor(error, self.opened, [number]).where(tensor=name)
 
     def _target(self, stored: StoredArray, shape: tuple[int, ...]) -> Target:
         """Where an array of that shape goes which is of a tensor."""

@@ -83,7 +83,10 @@ class Header:
         """Raises Conflict if the file is not what it was when its header was read."""
         found = self.source.status(self.path)
         if found is None:
-            raise Conflict("the file was removed while it was in use", path=self.path)
+            raise Conflict(
+                "the file was removed while it was in use; open the model again once it is there",
+                path=self.path,
+            )
         if found.identity != self.identity:
             self.refuse_change_to(found.identity)
 

@@ -173,10 +173,13 @@ def _tell_of_lost_records(place: Place) -> None:
 
 def _tell_of_torch(place: Place) -> None:
     """Tells of checkpoints that torch has written, unless the sequence has gone on since."""
+    found = torch_checkpoints_in(place.root)
+    if not found:
+        return
     committed = place.catalogue.committed()
     newest = committed[-1].step if committed else -1
     steps = {path.name: step for step, path in named_in(place.root, place.name_format)}
-    found = [name for name in torch_checkpoints_in(place.root) if steps.get(name, 0) > newest]
+    found = [name for name in found if steps.get(name, 0) > newest]
     if found:
         warnings.warn(
             f"in '{place.root}' are checkpoints of torch.distributed.checkpoint: {', '.join(found)}; they "
