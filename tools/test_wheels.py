@@ -319,9 +319,10 @@ def try_emulated(wheel: Path, emulated: Emulated, version: str) -> str:
             ["--version"],
         ):
             run([*command, *arguments], place, variables)
-        # The launch itself is of this machine: it only starts programs.
-        programs = ROOT / ".venv" / "bin"
-        check_packages.use_memory_tier(programs, place, [], ONE_HOST, variables, emulated.python)
+        # The launch only starts programs: it is of this machine, which cannot import what is in `site`.
+        programs, paths = ROOT / ".venv" / "bin", f"PYTHONPATH={variables.pop('PYTHONPATH')}"
+        python = write_script(Path(folder) / "python", ["env", paths, str(emulated.python)])
+        check_packages.use_memory_tier(programs, place, [], ONE_HOST, variables, python)
     return "NumPy, emulated: save, load, command line, an agent"
 
 
