@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any
 
 import pytest
 import torch
+from tests.support import disks
 from tests.support.long import only_long
 
 # What evaluations say after steps 1, 2, …: step 2 is the best, and the record of step 3 has to know it.
@@ -154,3 +156,18 @@ def test_a_run_goes_on_from_the_trainer_itself_and_goes_back(tmp_path: Path) -> 
     trainer, saves = begun(tmp_path, 2, overwrite=True)
     trainer.train()
     assert steps_in(tmp_path) == [1, 2], "nothing is left with which a restart would go on"
+
+
+@pytest.mark.skipif(
+    not all(map(find_spec, ("transformers", "accelerate"))), reason="transformers is not installed"
+)
+def test_a_run_that_cannot_take_the_place_of_another_leaves_it(tmp_path: Path) -> None:
+    from waystation.errors import DiskFull
+
+    with disks.mounted(tmp_path / "disk", "size=4m") as disk:
+        begun(disk, 4)[0].train()
+        there = steps_in(disk)
+        (disk / "ballast").write_bytes(bytes(disk_usage(disk).free))
+        with pytest.raises(DiskFull):
+            begun(disk, 2, overwrite=True)[0].train()
+        assert steps_in(disk) == there

@@ -129,9 +129,8 @@ class safe_open:  # noqa: N801
                 if dtype_held("jax", dtype) != dtype:
                     return self._load([name])[name]
             return self._tensors.tensor(name)
-        except (
-            WaystationError
-        ) as error:  # not by a block of `_open`: that alone would take a third of the time
+        # Not by a block of `_open`, which would take as long as all else does for a small tensor.
+        except WaystationError as error:
             raise translation(error, self._path) from error.__cause__
 
     def get_tensors(self) -> dict[str, Any]:

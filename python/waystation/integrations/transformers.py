@@ -75,7 +75,7 @@ class WaystationCallback(TrainerCallback):  # type: ignore[misc] # transformers 
             `output_dir` of the Trainer.
         asynchronous: Go on training while a checkpoint is written.
         overwrite: Replace the steps of an earlier run, where this one begins anew or goes back to a step. Its
-            first save removes the later ones, with which a restart would go on otherwise.
+            first save removes the later ones once it is committed: a restart would go on with them otherwise.
         checkpointer: More arguments for the `waystation.training.Checkpointer` that saves: `remote`,
             `memory`, ….
     """
@@ -299,10 +299,9 @@ class WaystationCallback(TrainerCallback):  # type: ignore[misc] # transformers 
             self._best = state.global_step
         whole["trainer"] = json.dumps(dataclasses.asdict(record), sort_keys=True)
         whole["generators"] = {state_dicts.this_process(): state_dicts.generators()}
-        if self._overwrite and not self._has_saved:
-            self._remove_later(state.global_step)
-        self._has_saved = True
-        save = checkpointer.save_async if self._asynchronous else checkpointer.save
+        replaced = self._replaced(state.global_step)
+        # What it replaces goes once it is committed.
+        save = checkpointer.save_async if self._asynchronous and not replaced else checkpointer.save
         with state_dicts.taking_part():
             save(
                 state.global_step,
@@ -312,15 +311,18 @@ class WaystationCallback(TrainerCallback):  # type: ignore[misc] # transformers 
                 custom_metadata=None if self._best is None else {_BEST_STEP: self._best},
             )
 
-    def _remove_later(self, step: int) -> None:
-        """Removes the steps of an earlier run that come after one."""
-        checkpointer = self._checkpointer()
-        later = [found.step for found in checkpointer.checkpoints if found.step > step]
-        with state_dicts.taking_part():
-            for each in later:
-                checkpointer.delete(each)
-        if later:
-            _log.warning("the steps of an earlier run after step %d were removed: %s", step, later)
+        self._has_saved = True
+        if replaced:
+            with state_dicts.taking_part():
+                for step in replaced:
+                    checkpointer.delete(step, missing_ok=True)
+            _log.warning("steps of an earlier run were removed: %s", ", ".join(map(str, replaced)))
+
+    def _replaced(self, step: int) -> list[int]:
+        """The steps of an earlier run that come after the first one that is saved, and give way to it."""
+        if self._has_saved or not self._overwrite:
+            return []
+        return [found.step for found in self._checkpointer().checkpoints if found.step > step]
 
     def _compared(self, state: TrainerState) -> TrainerState:
         """The Trainer's record as it is once the Trainer has compared the metrics of an evaluation."""

@@ -147,14 +147,10 @@ class Tensors:
             Corrupt, Unavailable: It cannot be read.
             Unsupported: The framework has no such dtype.
         """
-        opened = self.opened
-        number = opened.numbers.get(name)
-        if number is None:
-            number = self._number(name)
-        stored = opened.array(number)  # one object for all tensors that are equal
+        opened, number = self.opened, self._number(name)
+        stored = opened.array(number)
         try:
-            key = id(stored) if self._circumstances is None else (id(stored), self._circumstances())
-            kind = self._kinds.get(key) or self._add_kind(key, stored)
+            kind = self._kind_of(stored)
             if not (kind.is_piece and opened.is_small(number, kind.nbytes, current_options())):
                 return self._read(number, whole(stored.shape), range(len(stored.shape)), kind.target)
             array = opened.read_small(number, 0, kind.form, kind.shape, kind.nbytes)
@@ -166,14 +162,16 @@ class Tensors:
         """A tensor of host memory that has its bytes. Internal."""
         stored = self.opened.array(number)
         try:
-            key = id(stored) if self._circumstances is None else (id(stored), self._circumstances())
-            kind = self._kinds.get(key) or self._add_kind(key, stored)
-            return self._made(kind.target, [array])
+            return self._made(self._kind_of(stored).target, [array])
         except WaystationError as error:
             raise naming_tensor(error, self.opened, [number])
 
-    def _add_kind(self, key: object, stored: StoredArray) -> _Kind:
-        """What tensors of a kind are read to."""
+    def _kind_of(self, stored: StoredArray) -> _Kind:
+        """What a tensor is read to; one object describes all tensors that are alike."""
+        key = id(stored) if self._circumstances is None else (id(stored), self._circumstances())
+        known = self._kinds.get(key)
+        if known is not None:
+            return known
         target = self._target(stored, stored.shape)
         form = dtypes.of_stored(stored).host
         nbytes = math.prod(stored.shape) * form.itemsize
