@@ -582,8 +582,10 @@ def test_a_step_of_orbax_that_says_no_time_is_passed_over_with_one_warning(tmp_p
             waystation.save(here / str(step), state(step))
         (here / str(step) / "_CHECKPOINT_METADATA").write_text("{}")
         (here / str(step) / ".waystation-checksums").unlink()
-    with warnings.catch_warnings(record=True) as caught, opened(here, Remote(there)) as checkpointer:
-        warnings.simplefilter("always")
+    with (
+        warnings.catch_warnings(record=True, action="always") as caught,  # opening may tell of it already
+        opened(here, Remote(there)) as checkpointer,
+    ):
         checkpointer.save(3, state(3))
         checkpointer.wait()
         checkpointer.save(4, state(4))
