@@ -606,6 +606,18 @@ def test_a_name_that_is_too_long_tells_how_long_it_may_be(tmp_path: Path) -> Non
         waystation.save(tmp_path / ("y" * (most + 1)), {"a": 1})
 
 
+@pytest.mark.parametrize(("path", "reason"), [("", "it is empty"), ("a\0b", "it has a NUL")])
+def test_a_text_that_is_no_path_tells_why(path: str, reason: str) -> None:
+    for call in (waystation.load, lambda path: waystation.save(path, {"a": 1})):
+        with pytest.raises(errors.UnusablePath, match=reason):
+            call(path)
+
+
+def test_a_number_that_json_lacks_comes_with_advice(tmp_path: Path) -> None:
+    with pytest.raises(errors.InvalidInput, match="nan; give text or None in its place"):
+        waystation.save(tmp_path / "c", {"a": 1}, custom_metadata={"loss": float("nan")})
+
+
 def test_a_path_beneath_a_file_is_no_directory_for_every_call(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     beneath = tmp_path / "file" / "checkpoint"

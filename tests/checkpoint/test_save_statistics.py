@@ -62,6 +62,29 @@ def test_an_error_of_the_function_does_not_undo_the_save(tmp_path: Path) -> None
     assert waystation.load(tmp_path / "checkpoint")["step"] == 3
 
 
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_function_that_ends_the_program_tells_that_the_checkpoint_is_whole(
+    in_background: bool, tmp_path: Path
+) -> None:
+    def end(_: waystation.SaveStatistics) -> None:
+        raise SystemExit(3)
+
+    context = waystation.Context()
+    context.array.saving.on_statistics = end
+
+    def save() -> None:
+        if in_background:
+            waystation.save_async(tmp_path / "checkpoint", STATE).result()
+        else:
+            waystation.save(tmp_path / "checkpoint", STATE)
+
+    with context, pytest.raises(SystemExit) as caught:
+        save()
+    assert caught.value.__notes__ == [
+        f"raised by array.saving.on_statistics; '{tmp_path}/checkpoint' is whole"
+    ]
+
+
 def test_a_save_that_fails_tells_nothing(tmp_path: Path) -> None:
     saved(tmp_path / "checkpoint", "native", in_background=False)
     seen: list[waystation.SaveStatistics] = []

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from tests.frameworks.jax_mesh import mesh
 from tests.frameworks.store import load, save
 
-from waystation.errors import InvalidInput, Unsupported
+from waystation.errors import InvalidInput, Unsupported, UnsupportedLeaf
 from waystation.frameworks import dtypes, registry
 from waystation.frameworks.base import StoredArray
 
@@ -44,7 +44,7 @@ def test_tracers_are_refused_with_advice() -> None:
         found.sources([value])
         return value
 
-    with pytest.raises(Unsupported, match="outside of jit"):
+    with pytest.raises(UnsupportedLeaf, match="outside of jit"):
         step(jnp.zeros(2))
 
 
@@ -94,7 +94,7 @@ def test_partial_sums_are_unsupported() -> None:
         partial = jax.jit(lambda a, b: jnp.einsum("ij,jk->ik", a, b, out_sharding=P(unreduced={"x"})))(
             left, right
         )
-        with pytest.raises(Unsupported, match="partial sums"):
+        with pytest.raises(UnsupportedLeaf, match="partial sums"):
             codec().sources([partial])
 
 

@@ -9,8 +9,8 @@ import torch
 from tests.frameworks.store import bits, keep, load, save
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from waystation.errors import InvalidInput, Unsupported
-from waystation.frameworks import dtypes, registry
+from waystation.errors import InvalidInput, Unsupported, UnsupportedLeaf
+from waystation.frameworks import dtypes, registry, torch_groups
 from waystation.frameworks.base import StoredArray
 
 TORCH_DTYPES = [
@@ -127,6 +127,17 @@ def test_an_absent_device_is_refused_when_asked_for_and_replaced_when_saved() ->
         assert load(saved).device.type == kind
 
 
+@pytest.mark.parametrize("kind", ["mps", "xpu", "hpu"])
+def test_a_device_that_this_torch_lacks_is_refused(kind: str) -> None:
+    with pytest.raises(InvalidInput, match=f"wanted on {kind}, which is not here: "):
+        codec().place_of(kind)
+
+
+def test_a_gpu_without_a_number_is_the_one_in_use() -> None:
+    torch_groups.use_device("cuda")
+    torch_groups.use_device("cpu")
+
+
 class Tagged(torch.Tensor):
     pass
 
@@ -165,7 +176,7 @@ def quantized() -> torch.Tensor:
     ids=["sparse", "compressed", "nested", "quantized", "bits"],
 )
 def test_unsupported_tensors_come_with_advice(make: Callable[[], torch.Tensor], advice: str) -> None:
-    with pytest.raises(Unsupported, match=advice) as raised:
+    with pytest.raises(UnsupportedLeaf, match=advice) as raised:
         codec().sources([torch.zeros(1), make()])
     assert raised.value.context["index"] == 1
 
@@ -177,7 +188,7 @@ def test_wrapper_subclasses_are_unsupported() -> None:
             raise AssertionError("saving must not run operations on it")
 
     wrapped = torch.Tensor._make_wrapper_subclass(Wrapped, (3,))
-    with pytest.raises(Unsupported, match="Wrapped wraps other tensors"):
+    with pytest.raises(UnsupportedLeaf, match="Wrapped wraps other tensors"):
         save(wrapped)
 
 

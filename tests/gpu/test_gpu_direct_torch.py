@@ -43,3 +43,10 @@ def test_nogds_means_what_it_means_to_fastsafetensors(
     buffers = loader.copy_files_to_device()
     for name, (_, _, data) in tensors.items():
         assert buffers.get_tensor(name).cpu().numpy().tobytes() == data
+
+
+def test_a_gpu_without_a_number_is_the_one_in_use(cuda: Any, tmp_path: Path) -> None:
+    path = device_codec.write_model(tmp_path / "model.safetensors", tensors_of(3, 1000))
+    loader = SafeTensorsFileLoader(SingleGroup(), "cuda")
+    loader.add_filenames({0: [str(path)]})
+    assert loader.copy_files_to_device().get_tensor("t0").device == cuda.device("cuda:0")

@@ -143,7 +143,8 @@ def test_elements_are_aligned(tmp_path: Path) -> None:
     [
         ({"a": 3}, r"\['a'\] is a int"),
         ({"a": {"b": np.ones(1)}, "a.b": np.ones(1)}, "would both be 'a.b'"),
-        (np.ones(3), "has no name"),
+        (np.ones(3), "has no names"),
+        ("model.safetensors", "give a dict of arrays first, then the path"),
         ({"a\0": np.ones(1)}, "no file can have"),
         ({"\ud800": np.ones(1)}, "no file can have"),
         ({"__metadata__": np.ones(1)}, "reserves"),

@@ -21,6 +21,8 @@ import gc
 import importlib.util
 import io
 import json
+import multiprocessing.resource_tracker
+import multiprocessing.util
 import os
 import selectors
 import shlex
@@ -201,6 +203,10 @@ def _forked(client: socket.socket) -> int:
 def _be_program(arguments: list[str], environment: dict[str, str], directory: str) -> None:
     """Does what a fresh Python does, from its first to its last moment."""
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    # The semaphores of the server are not this program's to remove, and their tracker is not open here.
+    multiprocessing.util._finalizer_registry.clear()  # type: ignore[attr-defined]
+    tracker = multiprocessing.resource_tracker._resource_tracker
+    tracker._fd = tracker._pid = None
     os.chdir(directory)
     changed = {name: value for name, value in environment.items() if os.environ.get(name) != value}
     os.environ.clear()

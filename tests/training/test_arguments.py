@@ -36,6 +36,14 @@ def test_arguments_that_cannot_work_are_refused_at_once(
         training.Checkpointer(tmp_path, **{argument: value})
 
 
+def test_a_state_in_the_place_of_the_step_is_refused_with_advice(tmp_path: Path) -> None:
+    with training.Checkpointer(tmp_path) as checkpointer:
+        with pytest.raises(errors.WrongType, match="not dict; give the step first, then the state"):
+            checkpointer.save({"a": 1}, 3)  # type: ignore[arg-type]
+        with pytest.raises(errors.WrongType, match="not dict; give the step first, then the state"):
+            checkpointer.load({"a": 1})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("make", "given", "text"),
     [

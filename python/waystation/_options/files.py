@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from waystation._options import checks
 from waystation._options.base import OptionGroup
 
-_PAST_MODES = 1 << 31  # the system's type of modes is a C integer
+_PAST_MODES = 0o10000  # after the bits for user, group, others, and the three special ones
 
 
 def _mode_bits(value: Any) -> str | None:

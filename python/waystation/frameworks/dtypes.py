@@ -150,7 +150,7 @@ _BY_HOST: dict[np.dtype[Any], LogicalDtype] = {
 
 
 def of_numpy(dtype: np.dtype[Any]) -> LogicalDtype:
-    """The logical dtype of a NumPy dtype. Raises Unsupported for objects and the like."""
+    """The logical dtype of a NumPy dtype. Raises UnsupportedLeaf for objects and the like."""
     known = _BY_HOST.get(dtype)
     return known if known is not None else _of_other_numpy(dtype)
 
@@ -248,7 +248,7 @@ def _of_other_numpy(dtype: np.dtype[Any]) -> LogicalDtype:
     except (TypeError, ValueError):
         restored = None
     if restored != dtype:
-        raise Unsupported(f"cannot describe the NumPy dtype {dtype}; convert the array to a plainer one")
+        raise UnsupportedLeaf(f"cannot describe the NumPy dtype {dtype}; convert the array to a plainer one")
     text = description if isinstance(description, str) else json.dumps(description, separators=(",", ":"))
     category = _CATEGORY_OF_KIND.get(dtype.kind, "other")
     return LogicalDtype(f"{_NUMPY_PREFIX}{text}", dtype, "U8", (dtype.itemsize,), category=category)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from waystation._errors import Unsupported
+from waystation._errors import Unsupported, UnsupportedLeaf
 from waystation.frameworks import dtypes
 
 # What JAX without 64-bit mode would narrow in silence.
@@ -24,7 +24,7 @@ def logical_of(dtype: Any) -> dtypes.LogicalDtype:
     if not jnp.issubdtype(dtype, jax.dtypes.extended):
         return dtypes.of_numpy(np.dtype(dtype))
     if not jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        raise Unsupported(
+        raise UnsupportedLeaf(
             f"cannot save arrays of the extended dtype {dtype}; save the numbers that they hold"
         )
     implementations: list[Any] = []
@@ -36,7 +36,9 @@ def logical_of(dtype: Any) -> dtypes.LogicalDtype:
     # Traced, not run: the public functions tell nothing about a dtype without a value of it.
     data = jax.eval_shape(look, jax.ShapeDtypeStruct((), dtype))
     if not isinstance(implementations[0], str):
-        raise Unsupported(f"the PRNG implementation of {dtype} is not registered by name; save its key_data")
+        raise UnsupportedLeaf(
+            f"the PRNG implementation of {dtype} is not registered by name; save its key_data"
+        )
     return dtypes.key_dtype(implementations[0], tuple(data.shape))
 
 

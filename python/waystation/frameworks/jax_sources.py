@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding, SingleDeviceSharding
 
-from waystation._errors import InvalidInput, Unsupported, WaystationError
+from waystation._errors import InvalidInput, UnsupportedLeaf, WaystationError
 from waystation.coordination import jax_private
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import ArraySource, Block, Contiguous
@@ -93,7 +93,7 @@ def _check_readable(leaves: Sequence[Any]) -> None:
 
 def _check_concrete(leaf: Any, index: int) -> None:
     if isinstance(leaf, jax.core.Tracer):
-        raise Unsupported(
+        raise UnsupportedLeaf(
             f"{leaf} is a tracer: its value does not exist yet; save outside of jit, grad and vmap, from "
             "what the transformed function returns",
             index=index,
@@ -166,7 +166,7 @@ def _make_form(
 ) -> _Form:
     spread = _spread(sharding, shape)
     if getattr(getattr(sharding, "spec", None), "unreduced", None):
-        raise Unsupported(
+        raise UnsupportedLeaf(
             f"an array with {sharding} holds partial sums; reduce it before saving, for example by "
             "jax.reshard"
         )

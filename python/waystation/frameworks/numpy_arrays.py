@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from waystation._errors import InvalidInput, Unsupported, WaystationError, WrongType
+from waystation._errors import InvalidInput, UnsupportedLeaf, WaystationError, WrongType
 from waystation.frameworks import casts, dtypes
 from waystation.frameworks.base import ArraySource, Block, Codec, Contiguous, InPlace, StoredArray, Target
 from waystation.frameworks.carried import CarriedArray, DescribedArray
@@ -245,7 +245,7 @@ def _source(leaf: Any) -> ArraySource:
         raise InvalidInput(f"{leaf!r} is an abstract leaf; save the array itself")
     # Where there is a masked array, its module is imported; naming it here would import it for everybody.
     if "numpy.ma" in sys.modules and isinstance(leaf, np.ma.MaskedArray):
-        raise Unsupported("masked arrays cannot be saved; save their .data and .mask as two leaves")
+        raise UnsupportedLeaf("masked arrays cannot be saved; save their .data and .mask as two leaves")
     array = np.asarray(leaf)
     # An array of no bytes or text has room for one element; a scalar of that has none.
     logical = dtypes.of_numpy(leaf.dtype)

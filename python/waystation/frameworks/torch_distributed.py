@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from waystation._errors import InvalidInput, Unsupported
+from waystation._errors import InvalidInput, UnsupportedLeaf
 from waystation.frameworks import dtypes, torch_memory, torch_meshes, torch_shardings
 from waystation.frameworks.base import ArraySource, Block, StoredArray
 from waystation.frameworks.torch_meshes import KnownMesh, device_of
@@ -77,12 +77,12 @@ def form_of(leaf: DTensor) -> Form:
     """The form of a DTensor, concrete or abstract.
 
     Raises:
-        Unsupported: Its placements have no elements of their own, or an order that torch keeps to itself.
+        UnsupportedLeaf: Its placements have no elements of their own, or an order that torch keeps to itself.
     """
     spec = leaf._spec
     order = getattr(spec, "shard_order", None)  # since torch 2.10
     if order and any(list(entry.mesh_dims) != sorted(entry.mesh_dims) for entry in order):
-        raise Unsupported(
+        raise UnsupportedLeaf(
             f"this DTensor divides an axis in the order {order} of the mesh's axes, which only torch itself "
             "can make; save leaf.redistribute(placements=...) with the placements that it should have"
         )
@@ -127,12 +127,12 @@ def _split(placement: Any, rank: int) -> Split | None:
     elif isinstance(placement, Replicate):
         return None
     elif placement.is_partial():
-        raise Unsupported(
+        raise UnsupportedLeaf(
             f"a DTensor with {placement} holds parts of sums, not values; save leaf.redistribute(placements="
             "...) with Replicate() or Shard(...) in its place"
         )
     else:
-        raise Unsupported(
+        raise UnsupportedLeaf(
             f"DTensors with {placement} cannot be saved or loaded; redistribute them to Shard and Replicate"
         )
     axis = split.axis + rank if split.axis < 0 else split.axis

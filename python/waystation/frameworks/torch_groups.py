@@ -441,9 +441,10 @@ def concatenated(tensors: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
 
 
 def use_device(device: str) -> None:
-    """Makes a GPU the one that collectives of this thread use."""
-    if torch.device(device).type == "cuda":
-        torch.cuda.set_device(device)
+    """Makes a GPU the one that collectives of this thread use; one without a number is that already."""
+    chosen = torch.device(device)
+    if chosen.type == "cuda" and chosen.index is not None:
+        torch.cuda.set_device(chosen)
 
 
 def converted(tensor: torch.Tensor, device: str | None, dtype: str | None) -> torch.Tensor:

@@ -55,17 +55,17 @@ def logical_of(tensor: torch.Tensor) -> dtypes.LogicalDtype:
     """The logical dtype of a tensor.
 
     Raises:
-        Unsupported: There is none.
+        UnsupportedLeaf: There is none.
     """
     found = _LOGICAL.get(tensor.dtype)
     if found is not None:
         return found
     if tensor.is_quantized:
-        raise Unsupported(
+        raise UnsupportedLeaf(
             f"quantized tensors ({tensor.dtype}) cannot be saved; save leaf.int_repr() with its scale and "
             "zero point, or leaf.dequantize()"
         )
-    raise Unsupported(f"tensors of {tensor.dtype} cannot be saved or loaded; use leaf.view(torch.uint8)")
+    raise UnsupportedLeaf(f"tensors of {tensor.dtype} cannot be saved or loaded; use leaf.view(torch.uint8)")
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -103,16 +103,16 @@ def check_readable(leaf: torch.Tensor) -> None:
     elif isinstance(leaf, torch.nn.UninitializedParameter | torch.nn.UninitializedBuffer):
         raise InvalidInput("a lazy module's parameter has no data yet; run the module once before saving")
     elif cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        raise Unsupported(
+        raise UnsupportedLeaf(
             f"a {cls.__module__}.{cls.__qualname__} wraps other tensors; save the tensors that it holds, or "
             "convert it to a plain one first"
         )
     if leaf._is_zerotensor():
         raise UnsupportedLeaf("a tensor of zeros without memory cannot be saved; save torch.zeros_like(leaf)")
     if leaf.is_nested:
-        raise Unsupported("nested tensors cannot be saved; save the tensors of leaf.unbind() as a list")
+        raise UnsupportedLeaf("nested tensors cannot be saved; save the tensors of leaf.unbind() as a list")
     if leaf.layout is not torch.strided:
-        raise Unsupported(
+        raise UnsupportedLeaf(
             f"tensors with the layout {leaf.layout} cannot be saved; save leaf.to_dense(), or its "
             "indices and values"
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -374,7 +375,18 @@ def _present(device: torch.device) -> torch.device:
             f"a tensor is wanted on {device}, this process has {torch.cuda.device_count()} CUDA devices; "
             "give a device that is here (an abstract tensor on the meta device is loaded to the CPU)"
         )
+    if device.type not in ("cpu", "cuda"):
+        _check_present(device)
     return device
+
+
+@lru_cache(maxsize=16)
+def _check_present(device: torch.device) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, ImportError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InvalidInput(f"a tensor is wanted on {device}, which is not here: {reason}") from error
 
 
 def _saved_device(stored: StoredArray) -> torch.device:

@@ -136,7 +136,7 @@ def _names(paths: Sequence[Any]) -> list[str]:
     for number, path in enumerate(paths):
         name = label(path)
         if not path:
-            raise InvalidInput("one array has no name; give a dict of arrays")
+            raise InvalidInput("what is saved has no names; give a dict of arrays first, then the path")
         if not is_text(name) or "\0" in name:
             raise InvalidInput(f"{name!r:.200} holds characters that no file can have in a name", tensor=name)
         other = taken.setdefault(name, number)

@@ -122,7 +122,8 @@ def absolute(path: object) -> str:
         raise WrongType(f"a path must be a string or os.PathLike, not {type(path).__name__}{advice}")
     text: object = os.fspath(path)
     if not isinstance(text, str) or not text or "\0" in text:
-        raise UnusablePath(f"{text!r} is not a usable path")
+        reason = "it is no text" if not isinstance(text, str) else "it has a NUL" if text else "it is empty"
+        raise UnusablePath(f"{text!r} is not a usable path: {reason}; give the name of a file or directory")
     if _FILE_URL.match(text):
         text = _path_of_url(text)
     _require_slashes(text)

@@ -121,7 +121,9 @@ def as_step(step: object) -> int:
     try:
         number = operator.index(step)  # type: ignore[arg-type]
     except TypeError as error:
-        raise WrongType(f"a step must be an integer, not {type(step).__name__}") from error
+        raise WrongType(
+            f"a step must be an integer, not {type(step).__name__}; give the step first, then the state"
+        ) from error
     if number < 0:
         raise InvalidInput(f"step {number} is negative; steps count from 0")
     return number

@@ -21,7 +21,7 @@ _log = logging.getLogger("waystation")
 _LOAD_LESS = "load fewer arrays at once, shard them over more processes, or free memory first"
 
 _SAVED = (
-    "saved '%s': %d bytes at %.2f GB/s, %d shared; %.3f s: blocked %.3f s, written after %.3f s, "
+    "saved '%s': %d bytes at %.1f MB/s, %d shared; %.3f s: blocked %.3f s, written after %.3f s, "
     "synced after %.3f s"
 )
 # A line that a save has written, whatever the program's format of logs puts before it.
@@ -117,7 +117,7 @@ class SaveStatistics:
             _SAVED,
             self.path,
             self.bytes_written,
-            self.bytes_per_s / 1e9,
+            self.bytes_per_s / 1e6,
             self.bytes_shared,
             self.duration_s,
             self.blocked_s,
@@ -232,6 +232,6 @@ def give(
         return
     try:
         on_statistics(statistics)
-    except Exception as error:
+    except BaseException as error:
         error.add_note(f"raised by {option}; '{statistics.path}' is whole")
         raise

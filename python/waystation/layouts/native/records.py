@@ -338,7 +338,8 @@ def callers_json(value: Any, what: str, *, allow_nan: bool = False) -> Any:
         text = json.dumps(value, allow_nan=allow_nan)
     except (TypeError, ValueError, RecursionError) as error:
         cls = WrongType if isinstance(error, TypeError) else InvalidInput
-        raise cls(f"{what} must be a JSON value: {error}") from error
+        advice = "; give text or None in its place" if isinstance(error, ValueError) else ""
+        raise cls(f"{what} must be a JSON value: {error}{advice}") from error
     inside = [value]
     while inside:
         each = inside.pop()
