@@ -57,7 +57,7 @@ def contiguous(leaves: Sequence[Any]) -> Contiguous:
             _blame(leaves, error)
             raise
     return contiguous_by_kind(
-        lambda place: _source(leaves[place], leaves[place], forms[place]), arrays, alike, hold=True
+        lambda place: _described(leaves[place].shape, forms[place], []), arrays, alike, hold=True
     )
 
 
@@ -215,19 +215,23 @@ def _reader(
 
 
 def _source(leaf: Any, data: Any, form: _Form) -> ArraySource:
-    logical = form.logical  # blocks of one array are all on the host, or all on devices
     shape = leaf.shape
-    storage_shape = shape + logical.trailing
+    rank = len(shape) + len(form.logical.trailing)
     if form.single:
-        blocks = [form.reader(data, logical, (0,) * len(storage_shape))]
+        blocks = [form.reader(data, form.logical, (0,) * rank)]
     else:
-        blocks = _shards(data, form, len(storage_shape))
+        blocks = _shards(data, form, rank)
+    return _described(shape, form, blocks)
+
+
+def _described(shape: tuple[int, ...], form: _Form, blocks: list[Block]) -> ArraySource:
+    logical = form.logical  # blocks of one array are all on the host, or all on devices
     return ArraySource(
         shape,
         logical.name,
         "jax",
         form.storage,
-        storage_shape,
+        shape + logical.trailing,
         form.sharding,
         storage_item_bytes=form.storage_item_bytes,
         blocks=blocks,

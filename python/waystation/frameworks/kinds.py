@@ -7,7 +7,6 @@ objects where they are equal. So what is decided about one holds for all of its 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -54,7 +53,7 @@ def contiguous_by_kind(
     """What `Codec.contiguous` says of leaves whose memory the buffer protocol gives.
 
     Args:
-        describe: Describes a leaf, given by its place. Refusals are left to `Codec.sources`.
+        describe: Describes a leaf, given by its place, without blocks. Refusals are left to `Codec.sources`.
         arrays: Of each leaf what has the buffer.
         alike: Of each an object that leaves have in common of which the same is said, if their shapes agree;
             None leaves it to `Codec.sources`.
@@ -66,7 +65,7 @@ def contiguous_by_kind(
     is_new = np.diff(np.maximum.accumulate(which), prepend=-1) > 0
     for first in np.flatnonzero(is_new).tolist():
         try:
-            kinds.append(replace(describe(first), blocks=[]))
+            kinds.append(describe(first))
         except WaystationError:
             which[which == len(kinds)] = -1
             kinds.append(None)

@@ -152,7 +152,12 @@ class NumpyCodec(Codec):
     def contiguous(self, leaves: Sequence[Any]) -> Contiguous:
         """Describes C-contiguous arrays."""
         alike = [leaf.dtype if type(leaf) is np.ndarray else None for leaf in leaves]
-        return contiguous_by_kind(lambda place: _source(leaves[place]), leaves, alike, hold=False)
+
+        def describe(place: int) -> ArraySource:
+            leaf = leaves[place]
+            return _described(leaf, dtypes.of_numpy(leaf.dtype), "numpy", [])
+
+        return contiguous_by_kind(describe, leaves, alike, hold=False)
 
     def targets(self, abstracts: Sequence[Any], stored: Sequence[StoredArray]) -> list[Target]:
         """Each array whole, in host memory."""
@@ -249,16 +254,22 @@ def _source(leaf: Any) -> ArraySource:
     array = np.asarray(leaf)
     # An array of no bytes or text has room for one element; a scalar of that has none.
     logical = dtypes.of_numpy(leaf.dtype)
-    storage_shape = logical.storage_shape(array.shape)
+    block = host_block(array, logical, (0,) * len(logical.storage_shape(array.shape)))
+    return _described(array, logical, "scalar" if scalar else "numpy", [block])
+
+
+def _described(
+    array: np.ndarray[Any, Any], logical: dtypes.LogicalDtype, framework: str, blocks: list[Block]
+) -> ArraySource:
     return ArraySource(
         array.shape,
         logical.name,
-        "scalar" if scalar else "numpy",
+        framework,
         logical.storage,
-        storage_shape,
+        logical.storage_shape(array.shape),
         storage_item_bytes=logical.storage_item_bytes,
-        blocks=[host_block(array, logical, (0,) * len(storage_shape))],
-        mutable=not scalar,
+        blocks=blocks,
+        mutable=framework == "numpy",
     )
 
 
