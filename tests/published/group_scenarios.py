@@ -194,6 +194,28 @@ def killed(place: Place, model: Path, victim: int, where: str, options: dict[str
     place.receive()  # a process that has ended looks like one that was killed
 
 
+def interrupted(place: Place, model: Path, victim: int, options: dict[str, Any]) -> tuple[Any, Any]:
+    """What each process sees when one is interrupted as it reads its own, and when all load again."""
+
+    def interrupt(*arguments: Any, **keywords: Any) -> Any:
+        raise KeyboardInterrupt
+
+    place.connect()
+    with pytest.MonkeyPatch.context() as patch:
+        if place.index == victim:
+            patch.setattr(OpenFiles, "start_placed", interrupt)
+        try:
+            load_in_group(model, group=torch.distributed.group.WORLD, **options)
+            first = None
+        except KeyboardInterrupt:
+            first = "interrupted"
+        except Exception as error:
+            first = raised(error)
+    again = load_in_group(model, group=torch.distributed.group.WORLD, **options)
+    torch.distributed.barrier()
+    return first, {name: bytes_of(tensor) for name, tensor in again.items()}
+
+
 def beside_fastsafetensors(
     place: Place, directory: Path, joins: dict[str, Joined], placement: dict[str, Any]
 ) -> Any:

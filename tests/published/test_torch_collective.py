@@ -242,6 +242,18 @@ def test_what_one_cannot_open_fails_in_all(tmp_path: Path, model: Path) -> None:
     assert {error.context["path"] for error in errors} == {str(copy / "1.safetensors")}
 
 
+@pytest.mark.parametrize(("victim", "send"), [(0, True), (1, None), (2, True)])
+def test_an_interrupted_process_is_named_by_all_others_and_all_may_load_again(
+    tmp_path: Path, model: Path, victim: int, send: bool | None
+) -> None:
+    found = values(tmp_path, 3, group_scenarios.interrupted, model, victim, {"send": send})
+    expected = {f"{number}.{name}": bytes_of(tensor) for number in range(3) for name, tensor in STATE.items()}
+    for index, (first, again) in enumerate(found):
+        told = first if index == victim else (first.type, first.context["process"])
+        assert told == ("interrupted" if index == victim else ("Cancelled", victim))
+        assert again == expected
+
+
 @pytest.mark.share(3)
 @pytest.mark.parametrize("victim", [0, 1, 2])
 @pytest.mark.parametrize("where", ["reading", "sending"])

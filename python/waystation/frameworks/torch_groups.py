@@ -88,6 +88,7 @@ class TorchGroup:
                 the error of the first that failed: of the same class and message, with its rank in the
                 program as `process` in the context and its traceback as a note.
             Unavailable: A process has died.
+            KeyboardInterrupt, SystemExit: This process was interrupted; the others raise Cancelled.
         """
         if self.size == 1:
             return work()
@@ -96,16 +97,22 @@ class TorchGroup:
             result = work()
         except Exception as error:
             failure = error
-        failed = torch.tensor([failure is not None], dtype=torch.uint8, device=_device_of(self.group))
-        largest = distributed.ReduceOp.MAX
-        self._carry(
-            failed,
-            lambda: distributed.all_reduce(failed, largest, group=self.group, async_op=True),
-            failure=failure,
-        )
+        except BaseException as interrupt:
+            failed, begin = self._vote(has_failed=True)
+            _keep(begin(), failed)  # the others come to it, and this process waits for nobody
+            self._fail(interrupt)
+            raise
+        failed, begin = self._vote(has_failed=failure is not None)
+        self._carry(failed, begin, failure=failure)
         if failed.item():
             self._fail(failure)
         return result
+
+    def _vote(self, *, has_failed: bool) -> tuple[torch.Tensor, Callable[[], Any]]:
+        """What becomes nonzero if a process has failed, and the collective for that."""
+        failed = torch.tensor([has_failed], dtype=torch.uint8, device=_device_of(self.group))
+        largest = distributed.ReduceOp.MAX
+        return failed, lambda: distributed.all_reduce(failed, largest, group=self.group, async_op=True)
 
     def _carry(
         self,
@@ -119,10 +126,13 @@ class TorchGroup:
         try:
             _finish(begin(), tensor, self._ranks, may_wait_again=may_wait_again)
         except RuntimeError as error:
-            said = f"a process group could not carry what its processes have read: {_first_line(error)}"
+            said = (
+                "a process group could not carry what its processes have read, as when one of them was "
+                f"interrupted: {_first_line(error)}; see the output of all, and restart the program"
+            )
             raise (failure or Unavailable(said)) from error
 
-    def _fail(self, failure: Exception | None) -> None:
+    def _fail(self, failure: BaseException | None) -> None:
         """Raises, in all processes, what has gone wrong in one."""
 
         def work() -> None:
@@ -325,6 +335,15 @@ def _device_of(group: Any) -> torch.device:
         return torch.device("cpu")
     kind = sorted(kinds)[0]
     return torch.device(kind, getattr(torch, kind).current_device())
+
+
+# Collectives that nobody waits for, and what they work on.
+_left: list[tuple[Any, torch.Tensor]] = []
+
+
+def _keep(work: Any, tensor: torch.Tensor) -> None:
+    _left[:] = [(earlier, its) for earlier, its in _left if not earlier.is_completed()]
+    _left.append((work, tensor))
 
 
 def _finish(work: Any, tensor: torch.Tensor, ranks: Sequence[int], *, may_wait_again: bool = True) -> None:

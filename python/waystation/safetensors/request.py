@@ -14,7 +14,7 @@ from typing import Any
 
 from waystation._arguments import require_function
 from waystation._collection import paused_collection
-from waystation._errors import InvalidInput, Unsupported
+from waystation._errors import InvalidInput, Unsupported, WaystationError, WrongType
 from waystation._options import Options
 from waystation._options.checks import positive_or_none
 from waystation._options.in_effect import current_options
@@ -60,14 +60,22 @@ class Placing:
         self, codec: Codec, names: Sequence[str], stored: Sequence[StoredArray], dtypes: Sequence[str]
     ) -> list[Any]:
         """The place of every array."""
+        if codec.name == "torch" and self.sharding is not None:
+            raise InvalidInput(
+                f"sharding is for JAX arrays, not {self.sharding!r:.200} for torch; give device"
+            )
         if self.sharding_fn is None:
             return [codec.place_of(self.device if self.sharding is None else self.sharding)] * len(names)
         if codec.name != "jax":
             raise InvalidInput(f"sharding_fn is for JAX arrays, and {codec.name} ones are asked for")
-        return [
-            codec.place_of(self.sharding_fn(name, codec.abstract(as_cast(array, dtype))))
-            for name, array, dtype in zip(names, stored, dtypes, strict=True)
-        ]
+        places = []
+        for name, array, dtype in zip(names, stored, dtypes, strict=True):
+            chosen = self.sharding_fn(name, codec.abstract(as_cast(array, dtype)))
+            try:
+                places.append(codec.place_of(chosen))
+            except WaystationError as error:
+                raise error.where(tensor=name)
+        return places
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +143,8 @@ def decide(
     With `alternate` arrays of files on several disks do not come in the order of the files, but so that the
     first of them, however many, are on all disks: what is read in groups then keeps all of them busy.
     """
+    if not isinstance(mmap, bool):
+        raise WrongType(f"mmap must be True or False, not {mmap!r:.60}")
     separator = nesting.separator_of(nested)
     codec = codec_of(framework)
     choose = dtype_chooser(dtype)

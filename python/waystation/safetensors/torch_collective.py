@@ -99,8 +99,10 @@ def load_in_group(
         TensorNotFound: A tensor is named that is not there.
         NotFound, Corrupt, Conflict, Unsupported: As `load` does. What one process raises, all
             raise; the context of the error then names that `process`, by its rank in the program.
+        Cancelled: Another process was interrupted, as by Ctrl-C, while it read.
         Unavailable: A process has died, which the error names, or has not come within the deadline
-            (`multiprocessing.deadline_s`).
+            (`multiprocessing.deadline_s`). Or one was interrupted while tensors were sent, which ends the
+            load of the others at the deadline, and leaves them a group that carries nothing more.
     """
     begun_s = time.monotonic()
     codec = codec_of("torch")
