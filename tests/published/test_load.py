@@ -301,6 +301,16 @@ def test_places_that_contradict(model: Path) -> None:
 # ---- in the background -------------------------------------------------------------------------
 
 
+def test_what_says_no_place_is_refused(model: Path) -> None:
+    with pytest.raises(errors.InvalidInput, match="sharding is for JAX arrays, and torch ones"):
+        load(model, framework="torch", sharding=0)
+    with pytest.raises(errors.WrongType, match="mmap must be True or False, not 'no'"):
+        load(model, framework="torch", mmap="no")  # type: ignore[arg-type]
+    with pytest.raises(errors.InvalidInput, match="no place for JAX arrays") as caught:
+        load(model, framework="jax", sharding_fn=lambda name, array: 7)
+    assert "tensor" in caught.value.context
+
+
 def test_load_async(model: Path) -> None:
     response = load_async(model, framework="torch")
     loaded = response.result(60)

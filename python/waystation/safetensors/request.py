@@ -61,9 +61,7 @@ class Placing:
     ) -> list[Any]:
         """The place of every array."""
         if codec.name == "torch" and self.sharding is not None:
-            raise InvalidInput(
-                f"sharding is for JAX arrays, not {self.sharding!r:.200} for torch; give device"
-            )
+            raise InvalidInput("sharding is for JAX arrays, and torch ones are asked for; give device")
         if self.sharding_fn is None:
             return [codec.place_of(self.device if self.sharding is None else self.sharding)] * len(names)
         if codec.name != "jax":
