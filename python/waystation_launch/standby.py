@@ -534,6 +534,7 @@ def _module_runner(module: str) -> Callable[[], int]:
     """Runs a module as `python -m` does, by the same function of the standard library."""
     run: Any = runpy._run_module_as_main  # type: ignore[attr-defined]
     show, system, own = sys.__excepthook__, sys, _OWN_FILE
+    evaluate = ctypes.pythonapi.PyRun_SimpleString
 
     def run_module() -> int:
         try:
@@ -548,6 +549,9 @@ def _module_runner(module: str) -> Callable[[], int]:
             system.last_type, system.last_value, system.last_traceback = type(error), error, trace
             system.last_exc = error  # type: ignore[attr-defined,unused-ignore]
             (system.excepthook or show)(type(error), error, trace)
+            if isinstance(error, KeyboardInterrupt):  # has the interpreter end itself by SIGINT afterwards
+                system.excepthook = lambda *_: None
+                evaluate(b"raise KeyboardInterrupt")
             return -1
         return 0
 

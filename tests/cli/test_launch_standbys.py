@@ -89,7 +89,7 @@ class Launched:
         self.directory = directory
         self.said = ""
         self.process = subprocess.Popen(
-            [sys.executable, "-c", LOGGING, "launch", "--json", *arguments],
+            [sys.executable, "-P", "-c", LOGGING, "launch", "--json", *arguments],
             cwd=directory,
             env=os.environ | {"TEST_DIRECTORY": str(directory)} | (env or {}),
             stdout=subprocess.PIPE,
@@ -427,11 +427,20 @@ def ended_without(launch: Launched, start: int = 1) -> None:
     assert report["first_failure"] is None
 
 
-def test_a_file_of_the_program_with_the_name_of_a_module_is_what_it_gets(tmp_path: Path) -> None:
-    (tmp_path / "runpy.py").write_text("VALUE = 1\n")  # a standby imports the other one
-    code = WAIT + "import runpy\ngo_on(runpy.VALUE)\n"
-    with launched(tmp_path, script(tmp_path, code)) as launch:
-        launch.hear("the standby of process 0 has ended: ImportError: .*runpy.py' has the name of")
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("sysconfig", "'.*' has the name of the installed module"), ("helper", "'helper' is a module of")],
+    ids=["of the standby", "of a library"],
+)
+def test_a_file_of_the_program_with_the_name_of_a_module_is_what_it_gets(
+    tmp_path: Path, name: str, why: str
+) -> None:
+    env = installed(tmp_path, "library.py", "import helper\n")
+    installed(tmp_path, "helper.py", "VALUE = 2\n")
+    (tmp_path / f"{name}.py").write_text("VALUE = 1\n")
+    code = f"import library\nimport {name}\n" + WAIT + f"go_on({name}.VALUE)\n"
+    with launched(tmp_path, script(tmp_path, code), env=env) as launch:
+        launch.hear(f"the standby of process 0 has ended: ImportError: {why}")
         ended_without(launch)
         assert launch.seen(1) == 1
 
@@ -492,7 +501,7 @@ def test_a_standby_that_is_not_ready_is_not_waited_for(tmp_path: Path, is_killed
         else:
             launch.go(0)
             launch.hear("the standby of process 0 is not used: it is not ready")
-            assert not runs(standby)
+            wait_until(lambda: not runs(standby))
         (tmp_path / "import").touch()
         ended_without(launch)
 
@@ -516,10 +525,9 @@ def test_a_standby_that_does_not_answer_is_ended(tmp_path: Path) -> None:
 
 
 def test_a_standby_that_is_killed_while_it_takes_over_costs_nothing(tmp_path: Path) -> None:
-    """It reads the sources of the program again then, and one of them does not come to its end."""
-    own, away = tmp_path / "model.py", tmp_path / "away"
-    own.write_text("import numpy\n")
-    with launched(tmp_path, script(tmp_path, "import model\n" + WAIT + "go_on(None)\n")) as launch:
+    """It reads the source of the program again then, which does not come to its end."""
+    own, away = tmp_path / "program.py", tmp_path / "away"
+    with launched(tmp_path, script(tmp_path, WAIT + "go_on(None)\n")) as launch:
         launch.hear_ready()
         own.rename(away)
         os.mkfifo(own)
