@@ -392,18 +392,19 @@ def _run(steps: list[Step]) -> None:
         exec(compile(ast.Module([step.node], []), step.path, "exec", dont_inherit=True), namespace)  # noqa: S102
 
 
-def _import_more(names: list[str], environment: str, beginning: Beginning) -> None:
+def _import_more(names: list[str], environment: str, beginning: Beginning) -> bool:
     """Imports what the program imported later of the packages that have been imported already.
 
-    Not if it has changed its environment since: that may have been for what it imported afterwards.
+    Returns:
+        Whether the environment is that of the program by then. Otherwise the program has changed it itself,
+        and maybe for what it imported afterwards.
     """
-    if environment != digest_of_environment():
-        return
     begun = {name.partition(".")[0] for name in sys.modules}
     wanted = {top for top in begun if top != "__main__" and beginning.is_library(top)}
     for name in names:
         if name not in sys.modules and name.partition(".")[0] in wanted:
             importlib.import_module(name)
+    return not names or environment == digest_of_environment()
 
 
 def digest_of_environment() -> str:
@@ -571,7 +572,10 @@ def main() -> Callable[[], int]:
         beginning = Beginning(program)
         _show_main(program, beginning.main_path)
         _run(beginning.steps)
-        _import_more(told["modules"], told["environment"], beginning)
+        is_alike = _import_more(told["modules"], told["environment"], beginning)
+    if not is_alike:
+        control.say(is_ready=False)
+        os._exit(0)
     refuse_own_modules(program)
     files = imported_files()
     control.say(is_ready=True, imported=len(files))

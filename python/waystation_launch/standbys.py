@@ -221,7 +221,7 @@ class Standbys:
     def _ask(self, standby: _Standby, environment: Mapping[str, str]) -> str | None:
         """Asks a standby whether it can be used; returns why not, if that is known already."""
         heard = standby.heard()
-        standby.is_ready = standby.is_ready or bool(heard)
+        standby.is_ready = standby.is_ready or bool(heard and heard[0].get("is_ready"))
         if heard is None:
             return "it has ended"
         if not standby.is_ready:
@@ -301,7 +301,7 @@ class Standbys:
         request = {
             "place": self._command.place,
             "module": self._command.module,
-            "modules": told.get("modules", []),
+            "modules": [] if index in run.plain else told.get("modules", []),
             "environment": told.get("environment", ""),
         }
         own, other = socket.socketpair()
@@ -329,6 +329,16 @@ class Standbys:
             run.selector.unregister(standby.control)
             _log.debug("the standby of process %d has ended: %s", standby.index, standby.last_words())
             self._end(standby, run)
+        elif heard and not heard[0].get("is_ready"):
+            run.selector.unregister(standby.control)
+            _log.debug(
+                "the standby of process %d is prepared anew, with the first imports of the program alone: it "
+                "changes its environment afterwards",
+                standby.index,
+            )
+            self._end(standby, run)
+            run.plain.add(standby.index)
+            run.waiting.insert(0, standby.index)
         elif heard:
             standby.is_ready = True
             imported = heard[0].get("imported")
@@ -360,6 +370,7 @@ class _Run:
         began_s: When it began, by the monotonic clock.
         told: What processes have said of their first step, by process id.
         waiting: The numbers of the processes that are still to get a standby.
+        plain: Those whose standbys import only what the program begins with.
         may_prepare: Whether it is time.
     """
 
@@ -370,6 +381,7 @@ class _Run:
     began_s: float
     told: dict[int, dict[str, Any]] = field(default_factory=dict)
     waiting: list[int] = field(default_factory=list)
+    plain: set[int] = field(default_factory=set)
     may_prepare: bool = False
 
 
