@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 # The name of an abstract socket of the launch, which ends with it, and which the kernel tells who writes.
@@ -52,7 +53,12 @@ def _imported() -> list[str]:
     """The modules that were imported from files under their own names, in the order of their imports."""
     found = []
     for name, module in list(sys.modules.items()):
-        spec = module.__dict__.get("__spec__") if isinstance(module, ModuleType) else None
+        spec = _spec_of(module)
         if spec is not None and spec.has_location and spec.name == name:
             found.append(name)
     return found
+
+
+def _spec_of(module: object) -> ModuleSpec | None:
+    """Asks no module that makes its attributes when it is asked, and takes what is none."""
+    return module.__dict__.get("__spec__") if isinstance(module, ModuleType) else None

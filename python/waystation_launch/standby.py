@@ -417,10 +417,15 @@ def imported_files() -> dict[str, tuple[int, int, int]]:
     """The files of all modules that were imported, and what tells a changed one."""
     found = {}
     for module in list(sys.modules.values()):
-        spec = module.__dict__.get("__spec__") if isinstance(module, ModuleType) else None
-        if spec is not None and spec.has_location and isinstance(spec.origin, str):
+        spec = _spec_of(module)
+        if spec is not None and spec.has_location and spec.origin is not None:
             found[spec.origin] = _identity(spec.origin)
     return found
+
+
+def _spec_of(module: object) -> importlib.machinery.ModuleSpec | None:
+    """Asks no module that makes its attributes when it is asked, and takes what is none."""
+    return module.__dict__.get("__spec__") if isinstance(module, ModuleType) else None
 
 
 def _identity(path: str) -> tuple[int, int, int]:
@@ -435,8 +440,8 @@ def refuse_own_modules(program: Program) -> None:
     """Raises if a module of the program was imported, or would have been in the place of another one."""
     library, own = library_directories(), (program.module or "").partition(".")[0]
     for name, module in list(sys.modules.items()):
-        spec = module.__dict__.get("__spec__") if isinstance(module, ModuleType) else None
-        if spec is None or not spec.has_location:
+        spec = _spec_of(module)
+        if spec is None or not spec.has_location or spec.origin is None:
             continue
         if name.partition(".")[0] == own or not is_under(spec.origin, library):
             raise ImportError(f"'{name}' is a module of the program: '{spec.origin}'")
@@ -534,7 +539,7 @@ def _script_runner(path: str) -> Callable[[], int]:
 def _module_runner(module: str) -> Callable[[], int]:
     """Runs a module as `python -m` does, by the same function of the standard library."""
     run: Any = runpy._run_module_as_main  # type: ignore[attr-defined]
-    show, system, own = sys.__excepthook__, sys, _OWN_FILE
+    system, own = sys, _OWN_FILE
     evaluate = ctypes.pythonapi.PyRun_SimpleString
 
     def run_module() -> int:
@@ -549,7 +554,7 @@ def _module_runner(module: str) -> Callable[[], int]:
             error.__traceback__ = trace
             system.last_type, system.last_value, system.last_traceback = type(error), error, trace
             system.last_exc = error  # type: ignore[attr-defined,unused-ignore]
-            (system.excepthook or show)(type(error), error, trace)
+            system.excepthook(type(error), error, trace)
             if isinstance(error, KeyboardInterrupt):  # has the interpreter end itself by SIGINT afterwards
                 system.excepthook = lambda *_: None
                 evaluate(b"raise KeyboardInterrupt")
