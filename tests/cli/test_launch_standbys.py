@@ -169,6 +169,7 @@ def restarted(launch: Launched, standbys: int = 1) -> dict[str, Any]:
 # What a program can see of how it was started.
 LOOK = '''
 import ctypes
+import inspect
 import multiprocessing
 import pickle
 import threading
@@ -235,6 +236,7 @@ def look():
         "spawned": spawned,
         "kept": kept(),
         "last": hasattr(sys, "last_value"),
+        "frames": [frame.function for frame in inspect.stack()],
     }
 
 
@@ -263,6 +265,10 @@ def test_a_standby_cannot_be_told_from_a_fresh_process(tmp_path: Path, options: 
         fresh, standby = launch.seen(0), launch.seen(1)
     assert report["restarts"] == 1
     assert fresh["spawned"] == [[9, "__mp_main__"]]
+    *frames, outermost = standby.pop("frames")
+    if is_module:
+        frames.pop()  # that calls what runs a module
+    assert (frames, outermost) == (fresh.pop("frames"), "<module>")
     assert standby == fresh
 
 
@@ -509,7 +515,9 @@ def test_a_standby_that_is_not_ready_is_not_waited_for(tmp_path: Path, is_killed
 def test_a_standby_that_is_killed_while_it_waits_costs_nothing(tmp_path: Path) -> None:
     with launched(tmp_path, script(tmp_path, WAIT + "go_on(None)\n")) as launch:
         launch.hear_ready()
-        os.kill(launch.standbys()[0], signal.SIGKILL)
+        (standby,) = launch.standbys()
+        assert Path(f"/proc/{standby}/oom_score_adj").read_text() == "1000\n"
+        os.kill(standby, signal.SIGKILL)
         launch.hear("the standby of process 0 has ended")
         ended_without(launch)
 
