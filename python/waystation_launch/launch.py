@@ -35,8 +35,9 @@ from waystation_launch.hosts import (
     read_hosts,
     read_secret,
 )
-from waystation_launch.processes import Launch, OnLine, Outcome, Program
+from waystation_launch.processes import Launch, OnLine, Outcome, Program, spawn
 from waystation_launch.rendezvous import Rendezvous
+from waystation_launch.standbys import Standbys, python_command
 from waystation_launch.world import LOCAL_ADDRESS, World
 
 # Takes a line for people, and the colour to show it in.
@@ -68,6 +69,7 @@ class Request:
         copies: How many copies of each shard the agents keep.
         port: The first of three ports of the first host, where processes and launches of all hosts meet.
         wait_s: How long launches wait for each other.
+        has_standbys: Whether processes are kept ready for a restart.
     """
 
     command: Sequence[str]
@@ -86,6 +88,7 @@ class Request:
     copies: int = 2
     port: int = 29500
     wait_s: float = 600.0
+    has_standbys: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,19 @@ class _Hosts:
     tls: TlsFiles | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Others:
+    """What is there beside the processes of one start.
+
+    Attributes:
+        launches: The launches of the other hosts; None if this one starts all processes.
+        standbys: What the processes are restarted from; None if each is started anew.
+    """
+
+    launches: Rendezvous | None
+    standbys: Standbys | None
+
+
 def run(request: Request, tell: Tell, show: Show) -> Result:
     """Runs the command as often as requested, until all its processes have ended.
 
@@ -151,13 +167,17 @@ def _run(
 ) -> Result:
     recoveries = Recoveries(Path(f"{agents[0].directory}.recoveries.jsonl") if agents else None)
     outcome, code = None, FOUND_FAILURE
-    with _rendezvous(request, hosts, tell) as rendezvous:
+    with _rendezvous(request, hosts, tell) as rendezvous, _standbys(request) as standbys:
         for left in range(request.restarts, -1, -1):
             if rendezvous is not None and not rendezvous.join():
                 tell(f"the program is not started again: {rendezvous.left}", "red")
                 break
             told = recoveries.environment()
-            outcome = _launched(request, hosts, agents, told, rendezvous, tell, show)
+            if standbys is not None:
+                standbys.is_wanted = left > 0
+                told |= standbys.environment
+            others = _Others(rendezvous, standbys)
+            outcome = _launched(request, hosts, agents, told, others, tell, show)
             recoveries.note(outcome)
             code, report = _ended(outcome, rendezvous)
             for line in report:
@@ -178,6 +198,17 @@ def _run(
     about: dict[str, Any] = {"agents": described} if hosts else {"agent": described[0] if agents else None}
     about |= {"restarts": request.restarts - left, "starts": recoveries.starts, "recoveries": recovered}
     return Result(code, about | _document(outcome, report))
+
+
+@contextlib.contextmanager
+def _standbys(request: Request) -> Iterator[Standbys | None]:
+    """What the processes of the program are restarted from; None if each is started anew."""
+    command = python_command(request.command) if request.has_standbys and request.restarts else None
+    if command is None:
+        yield None
+        return
+    with contextlib.closing(Standbys(command, spawn)) as standbys:
+        yield standbys
 
 
 @contextlib.contextmanager
@@ -355,12 +386,12 @@ def _launched(
     hosts: _Hosts | None,
     agents: Sequence[HostAgent],
     told: Mapping[str, str],
-    rendezvous: Rendezvous | None,
+    others: _Others,
     tell: Tell,
     show: Show,
 ) -> Outcome:
     with _world(request, hosts) as world:
-        return _launched_in(world, request, agents, told, rendezvous, tell, show)
+        return _launched_in(world, request, agents, told, others, tell, show)
 
 
 def _launched_in(
@@ -368,7 +399,7 @@ def _launched_in(
     request: Request,
     agents: Sequence[HostAgent],
     told: Mapping[str, str],
-    rendezvous: Rendezvous | None,
+    others: _Others,
     tell: Tell,
     show: Show,
 ) -> Outcome:
@@ -385,7 +416,8 @@ def _launched_in(
         _announcer(tell, len(environments), request.grace_s),
         agents,
         world.first_index,
-        rendezvous,
+        others.launches,
+        others.standbys,
     )
     try:
         return launch.run()
@@ -494,7 +526,7 @@ class Recoveries:
 
     Attributes:
         starts: For each start `started_at_s`, `failed_at_s` (the first failure, None if there was none) and
-            `ended_at_s`, in seconds since 1970.
+            `ended_at_s`, in seconds since 1970, and `standbys`, how many processes began as standbys.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -525,6 +557,7 @@ class Recoveries:
                 "started_at_s": outcome.began_at_s,
                 "failed_at_s": None if outcome.first is None else moment_s(outcome.first.ended_s),
                 "ended_at_s": moment_s(max(ended_s, default=None)),
+                "standbys": sum(program.was_standby for program in outcome.programs),
             }
         )
 

@@ -24,7 +24,7 @@ import socket
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -55,6 +55,7 @@ class Program:
         ended_s: When it ended, in seconds since the launch.
         told_to_end: The signal that the launcher had sent it by then.
         last_lines: The end of its output.
+        was_standby: Whether it was prepared before it was needed.
     """
 
     index: int
@@ -63,6 +64,7 @@ class Program:
     ended_s: float | None = None
     told_to_end: signal.Signals | None = None
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
+    was_standby: bool = False
 
     @property
     def process_id(self) -> int:
@@ -156,6 +158,84 @@ class Others(Protocol):
         ...
 
 
+class Reserve(Protocol):
+    """Processes that are prepared to become those of the program when it is started again."""
+
+    def take(self, environments: Mapping[int, Mapping[str, str]]) -> dict[int, subprocess.Popen[bytes]]:
+        """Has those that are ready become processes of the program; ends the others.
+
+        Args:
+            environments: The variables of each process of the program, by its number.
+
+        Returns:
+            What they have become, by number.
+        """
+        ...
+
+    def follow(
+        self,
+        selector: selectors.BaseSelector,
+        processes: Mapping[int, int],
+        environments: Mapping[int, Mapping[str, str]],
+        children: set[int],
+    ) -> None:
+        """The program has been started.
+
+        Args:
+            selector: Watches what wakes the launch.
+            processes: The process ids of the program, by their numbers.
+            environments: Their variables.
+            children: The processes of the launch that are not of the program; its own are added.
+        """
+        ...
+
+    @property
+    def patience_s(self) -> float | None:
+        """After how long `look` is to be called at the latest; None if that does not matter."""
+        ...
+
+    def look(self) -> None:
+        """Prepares more, if it is time."""
+        ...
+
+    def leave(self) -> None:
+        """The program is ending; the selector is not used any more."""
+        ...
+
+
+def spawn(
+    command: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    """Starts a process as those of the program are: it dies with the launch, and leads a session of its own.
+
+    Args:
+        command: The program and its arguments.
+        environment: Its variables.
+        descriptors: What it has open besides input and output.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+    launcher = os.getpid()
+
+    def bind_to_launcher() -> None:
+        _libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != launcher:  # it was killed before that
+            os._exit(1)
+
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        pass_fds=descriptors,
+        # Safe: the launcher has a single thread.
+        preexec_fn=bind_to_launcher,  # noqa: PLW1509
+    )
+
+
 class Launch:
     """Runs several processes of a command and follows them until all have ended."""
 
@@ -169,6 +249,7 @@ class Launch:
         companions: Sequence[Companion] = (),
         first_index: int = 0,
         others: Others | None = None,
+        reserve: Reserve | None = None,
     ) -> None:
         """
         Args:
@@ -180,16 +261,17 @@ class Launch:
             companions: What runs beside the program, and is started again when it ends.
             first_index: The number of the first process, of all that the program has.
             others: The launches of other hosts; None if there are none that this one has to heed.
+            reserve: What may become processes of the program; None if all are started anew.
         """
         self._command = list(command)
-        self._environments = environments
+        self._environments = dict(enumerate(environments, first_index))
         self._grace_s = grace_s
         self._on_line = on_line
         self._on_failure = on_failure
         self._companions = companions
         self._companion_ends: dict[int, int] = {}  # of those that are followed, by their places
-        self._first_index = first_index
         self._others = others
+        self._reserve = reserve
         self._selector = selectors.DefaultSelector()
         self._programs: list[Program] = []
         self._order: list[Program] = []  # of ending
@@ -217,6 +299,8 @@ class Launch:
                 self._start()
                 self._follow()
             finally:
+                if self._reserve is not None:
+                    self._reserve.leave()
                 for place in list(self._companion_ends):
                     self._leave_companion(place)
                 self._end_everything()
@@ -227,33 +311,27 @@ class Launch:
     # Starting -------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        launcher = os.getpid()
+        taken = {} if self._reserve is None else self._reserve.take(self._environments)
+        # All at once, so that each is ended with the rest if one of the others cannot be started.
+        for index, process in taken.items():
+            self._add(Program(index, process, was_standby=True))
+        for index, environment in self._environments.items():
+            if index not in taken:
+                self._add(Program(index, spawn(self._command, environment)))
+        self._programs.sort(key=lambda program: program.index)
+        if self._reserve is not None:
+            processes = {program.index: program.process_id for program in self._programs}
+            self._reserve.follow(self._selector, processes, self._environments, self._strangers)
 
-        def bind_to_launcher() -> None:
-            _libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-            if os.getppid() != launcher:  # it was killed before that
-                os._exit(1)
-
-        for index, environment in enumerate(self._environments, self._first_index):
-            process = subprocess.Popen(
-                self._command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-                # Safe: the launcher has a single thread.
-                preexec_fn=bind_to_launcher,  # noqa: PLW1509
-            )
-            program = Program(index, process)
-            self._programs.append(program)
-            end = os.pidfd_open(process.pid)
-            self._selector.register(
-                end, selectors.EVENT_READ, lambda end=end, of=program: self._ended(of, end)
-            )
-            for stream in (process.stdout, process.stderr):
-                assert stream is not None
-                self._read_lines(program, stream, is_error=stream is process.stderr)
+    def _add(self, program: Program) -> None:
+        """Follows a process that has been started."""
+        self._programs.append(program)
+        process = program.process
+        end = os.pidfd_open(process.pid)
+        self._selector.register(end, selectors.EVENT_READ, lambda: self._ended(program, end))
+        for stream in (process.stdout, process.stderr):
+            assert stream is not None
+            self._read_lines(program, stream, is_error=stream is process.stderr)
 
     def _read_lines(self, program: Program, stream: IO[bytes], *, is_error: bool) -> None:
         os.set_blocking(stream.fileno(), False)
@@ -315,12 +393,15 @@ class Launch:
             self._handle(self._patience_s())
             self._end_lost_companions()
             self._heed_others()
+            self._look_after_reserve()
             if self._deadline_s is not None and self._now_s() >= self._deadline_s:
                 self._press()
 
     def _patience_s(self) -> float | None:
         """How long to wait for the next event."""
         left_s = None if self._deadline_s is None else max(0.0, self._deadline_s - self._now_s())
+        if left_s is None and self._reserve is not None:
+            left_s = self._reserve.patience_s
         if not self._companion_ends and self._others is None:
             return left_s
         return LOOK_S if left_s is None else min(left_s, LOOK_S)
@@ -355,6 +436,14 @@ class Launch:
         self._others.handle()
         if self._others.stopped is not None and self._deadline_s is None:
             self._deadline_s = self._now_s() + self._grace_s
+
+    def _look_after_reserve(self) -> None:
+        """Nothing is prepared once the program is ending: it would only slow that down."""
+        if self._reserve is not None:
+            if self._deadline_s is None and not self._order:
+                self._reserve.look()
+            else:
+                self._reserve.leave()
 
     def _press(self) -> None:
         """Sends SIGTERM to the processes that are left, and SIGKILL the next time."""

@@ -24,6 +24,7 @@ from typing import Any, Protocol, Self
 
 from waystation import _forks
 from waystation._errors import Cancelled, Conflict, InvalidInput, WaystationError, WrongType, naming_memory
+from waystation._launched import note_step
 from waystation._options import Options
 from waystation.checkpoint import prepare, snapshot
 from waystation.checkpoint.handlers import choice
@@ -323,6 +324,7 @@ class Saving:
         overwrites: bool = True,
     ) -> None:
         require_layout_for_saves(options)
+        note_step()
         is_local = options.multiprocessing.primary_host is None
         what = "save to local storage" if is_local else f"save '{target}'"
         self._layout = layout

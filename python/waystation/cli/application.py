@@ -581,6 +581,14 @@ def _launch(
             help="Time that launches of several hosts wait for each other.",
         ),
     ] = 600.0,
+    standby: Annotated[
+        bool,
+        typer.Option(
+            "--standby/--no-standby",
+            help="With --restarts, keep a process ready for each one of a Python program, with its imports "
+            "done.",
+        ),
+    ] = True,
     as_json: AsJson = False,
     traceback: Traceback = False,
 ) -> None:
@@ -613,6 +621,7 @@ def _launch(
             copies=copies,
             port=port,
             wait_s=wait,
+            has_standbys=standby,
         )
         launch.run(output, request)
 
