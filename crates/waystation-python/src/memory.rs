@@ -15,6 +15,7 @@ use waystation_format::plan::{HostCopy, each};
 use waystation_format::{Error, Kind};
 use waystation_io::arena::{self, Arena};
 use waystation_io::batch::copy_all;
+use waystation_io::first_touch;
 
 use crate::error::guarded;
 use crate::format::plan_words;
@@ -78,6 +79,12 @@ fn trim_arena(py: Python<'_>) -> PyResult<u64> {
 }
 
 #[pyfunction]
+#[pyo3(signature = (address, nbytes, /))]
+fn prepare_memory(py: Python<'_>, address: usize, nbytes: usize) -> PyResult<()> {
+    py.detach(|| guarded(|| Ok(first_touch::prepare(address, nbytes))))
+}
+
+#[pyfunction]
 #[pyo3(signature = (words, owners, /, *, threads=None))]
 fn copy_batch(
     py: Python<'_>,
@@ -117,5 +124,6 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(allocate, module)?)?;
     module.add_function(wrap_pyfunction!(arena_statistics, module)?)?;
     module.add_function(wrap_pyfunction!(trim_arena, module)?)?;
+    module.add_function(wrap_pyfunction!(prepare_memory, module)?)?;
     module.add_function(wrap_pyfunction!(copy_batch, module)?)
 }

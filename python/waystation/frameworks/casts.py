@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from waystation import _native
 from waystation._errors import InvalidInput, LossyCast, WaystationError
 from waystation._options import Options
 from waystation.frameworks.base import CastRule, StoredArray
@@ -28,6 +29,8 @@ from waystation.frameworks.dtypes import LogicalDtype, of_name, of_numpy
 Values = NDArray[Any]
 
 _BLOCK_ITEMS = 1 << 16
+# Memory of less was touched with others, or is soon.
+_LARGE_BYTES = 2 << 20
 
 
 def rule_of_loads(options: Options) -> CastRule:
@@ -124,8 +127,11 @@ def copy(destination: Values, source: Values, rule: CastRule) -> None:
         casting="equiv",
         buffersize=_BLOCK_ITEMS,
     )
+    is_large = destination.nbytes >= _LARGE_BYTES
     with np.errstate(all="ignore"), blocks:
         for place, values in blocks:
+            if is_large:
+                _native.prepare_memory(place.__array_interface__["data"][0], place.nbytes)
             convert(place, values)
 
 

@@ -44,7 +44,7 @@ class LoadStatistics:
         cached_bytes: Bytes that came from the cache of this machine (`Context.storage.cache_directory`).
         repeated_requests: Requests to a store that were sent a second time, because the first took far longer
             than others.
-        first_touch_s: Processor time, in seconds and of all threads, in which the system provided the memory
+        first_touch_s: Time, in seconds, added up over all threads, in which the system provided the memory
             that arrays were read to: next to none where memory of earlier arrays was used again.
         bytes_received: Bytes that other processes have read for this one, and sent to it.
         checkpointable: The name of the checkpointable; None of a state without one.
