@@ -258,6 +258,7 @@ ODD = ["--", "", " a b", "-x", "'\"$(x)\\", "ü\n", "\udcff", "--json"]
     [[], ["-u", "-O"], ["-PB", "-W", "error::UserWarning"], ["-X", "dev"], ["-m"], ["-PXutf8", "-um"]],
     ids=["script", "optimised", "safe", "development", "module", "module with options"],
 )
+@pytest.mark.share(2)
 def test_a_standby_cannot_be_told_from_a_fresh_process(tmp_path: Path, options: list[str]) -> None:
     package = tmp_path / "package"
     package.mkdir()
@@ -394,6 +395,7 @@ READS = "import os\nVALUE = os.environ.get('LIBRARY_OPTION')\n"
          "class Thing(dict):\n    size: int = 3\nimport library.late\n", [None, True]),
     ],
 )  # fmt: skip
+@pytest.mark.share(2)
 def test_imports_find_the_environment_that_the_program_gives_them(
     tmp_path: Path, code: str, expected: list[Any]
 ) -> None:
