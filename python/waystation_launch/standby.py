@@ -45,7 +45,8 @@ from pathlib import Path  # noqa: E402
 from types import ModuleType  # noqa: E402
 from typing import Any, NamedTuple  # noqa: E402
 
-_LEAST_PRIORITY = 19
+# Beside a program that uses all processors this still is a tenth of one.
+_LOW_PRIORITY = 10
 _FIRST_TO_KILL = 1000  # for the killer of the kernel, where memory is short
 _INSTALLED = {"site-packages", "dist-packages"}
 
@@ -357,7 +358,7 @@ def _at_low_priority() -> Iterator[None]:
     if not _can_return_to(before):
         yield
         return
-    os.setpriority(os.PRIO_PROCESS, 0, _LEAST_PRIORITY)
+    os.setpriority(os.PRIO_PROCESS, 0, _LOW_PRIORITY)
     yield
     for thread in os.listdir("/proc/self/task"):  # those that imports have started have taken it over
         with contextlib.suppress(ProcessLookupError):
@@ -372,7 +373,7 @@ def _can_return_to(priority: int) -> bool:
 
     def attempt() -> None:
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, 0, _LEAST_PRIORITY)
+            os.setpriority(os.PRIO_PROCESS, 0, _LOW_PRIORITY)
             os.setpriority(os.PRIO_PROCESS, 0, priority)
             found.append(True)
         ended.release()
