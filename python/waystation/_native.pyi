@@ -108,7 +108,7 @@ def trim_arena() -> int:
     """Gives idle memory back to the system; returns the bytes freed."""
 
 def prepare_memory(address: int, nbytes: int, /) -> None:
-    """Touches memory that is about to be filled, in pages of the size that is cheaper at present. Memory that is
+    """Touches memory that is about to be filled, in pages of the size that is cheaper now. Memory that is
     not the arena's, or was touched before, is left alone."""
 
 def copy_batch(words: Buffer, owners: object, /, *, threads: int | None = None) -> None:
