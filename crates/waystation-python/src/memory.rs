@@ -81,7 +81,12 @@ fn trim_arena(py: Python<'_>) -> PyResult<u64> {
 #[pyfunction]
 #[pyo3(signature = (address, nbytes, /))]
 fn prepare_memory(py: Python<'_>, address: usize, nbytes: usize) -> PyResult<()> {
-    py.detach(|| guarded(|| Ok(first_touch::prepare(address, nbytes))))
+    py.detach(|| {
+        guarded(|| {
+            first_touch::prepare(address, nbytes);
+            Ok(())
+        })
+    })
 }
 
 #[pyfunction]
