@@ -242,14 +242,7 @@ class Standbys:
         environments: Mapping[int, Mapping[str, str]],
         children: set[int],
     ) -> None:
-        """The program has been started.
-
-        Args:
-            selector: Watches what wakes the launch.
-            processes: The process ids of the program, by their numbers.
-            environments: Their variables.
-            children: The processes of the launch that are not of the program; standbys are added.
-        """
+        """See `Reserve`."""
         self._run = _Run(selector, dict(processes), environments, children, time.monotonic())
         self._run.waiting = sorted(processes)
         selector.register(self._steps, selectors.EVENT_READ, self._hear_of_step)

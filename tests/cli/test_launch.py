@@ -9,12 +9,12 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.watching import runs, wait_until
 
 SCRIPT = str(Path(sys.executable).parent / "waystation")
 HANG_S = 120
@@ -30,21 +30,6 @@ def launch(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [SCRIPT, "launch", *arguments], capture_output=True, text=True, timeout=HANG_S, check=False, **options
     )
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    until = time.monotonic() + HANG_S
-    while not condition():
-        assert time.monotonic() < until, "a hang"
-        time.sleep(0.01)
-
-
-def runs(process_id: int) -> bool:
-    try:
-        fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return fields[0] != "Z"
 
 
 @contextlib.contextmanager

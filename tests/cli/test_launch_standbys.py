@@ -15,12 +15,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.agents import end_agent, memory_directory
+from tests.support.watching import runs, wait_until
 
 from waystation_launch.standbys import PythonCommand, python_command
 
@@ -60,21 +61,6 @@ def go_on(seen):
     if start == 0:
         os.kill(os.getpid(), signal.SIGKILL)
 """
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    until = time.monotonic() + HANG_S
-    while not condition():
-        assert time.monotonic() < until, "a hang"
-        time.sleep(0.01)
-
-
-def runs(process_id: int) -> bool:
-    try:
-        fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return fields[0] != "Z"
 
 
 def _be_nice() -> None:
