@@ -91,7 +91,7 @@ class Launched:
         )
 
     def hear(self, pattern: str, count: int = 1) -> list[re.Match[str]]:
-        """Waits until it has said something so often."""
+        """Waits until it has said something so often; as long as it goes on saying anything."""
         assert self.process.stderr is not None
         until = time.monotonic() + HANG_S
         while len(found := list(re.finditer(pattern, self.said))) < count:
@@ -100,6 +100,7 @@ class Launched:
                 data = os.read(self.process.stderr.fileno(), 1 << 16)
                 assert data, f"it has ended:\n{self.said}"
                 self.said += data.decode()
+                until = time.monotonic() + HANG_S
         return found
 
     def standbys(self, count: int = 1) -> list[int]:
@@ -274,9 +275,9 @@ def fail():
 def end():
     match int(rank):
         case 0:
-            fail()
-        case 1:
             sys.exit(3)
+        case 1:
+            fail()
         case 2:
             sys.exit("some words")
         case 3:
@@ -303,9 +304,10 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("options", [[], ["-m"]], ids=["script", "module"])
-def test_it_ends_as_a_fresh_process_does(tmp_path: Path, options: list[str]) -> None:
-    count, found = 8, []
+@pytest.mark.parametrize(("options", "count"), [([], 8), (["-m"], 2)], ids=["script", "module"])
+@pytest.mark.share(2)
+def test_it_ends_as_a_fresh_process_does(tmp_path: Path, options: list[str], count: int) -> None:
+    found = []
     for is_standby in (True, False):
         directory = tmp_path / str(is_standby)
         directory.mkdir()
@@ -326,7 +328,8 @@ def test_it_ends_as_a_fresh_process_does(tmp_path: Path, options: list[str]) -> 
         lines = sorted(line for line in launch.said.splitlines() if re.match(r"\[\d\]", line))
         found.append((ends, [line.replace(str(directory), "") for line in lines]))
     assert found[0] == found[1]
-    assert "[5] hooked <class 'ValueError'>" in "\n".join(found[0][1])
+    assert "[1] ValueError: of the program" in found[0][1]
+    assert ("[5] hooked <class 'ValueError'> <module>" in found[0][1]) == (count == 8)
 
 
 def installed(directory: Path, name: str, code: str) -> dict[str, str]:
