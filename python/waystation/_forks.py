@@ -16,12 +16,14 @@ imported in the child, as Python keeps a lock for each.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
 import weakref
+from collections.abc import Iterator
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from waystation._errors import InvalidInput
 
@@ -51,6 +53,17 @@ def _begin_in_child() -> None:
 os.register_at_fork(after_in_child=_begin_in_child)
 
 
+class Closable(Protocol):
+    """What is closed at its end."""
+
+    def close(self) -> object:
+        """Closes it."""
+        ...
+
+
+AnyClosable = TypeVar("AnyClosable", bound=Closable)
+
+
 class Owner:
     """The process that made this, and no child of it."""
 
@@ -74,6 +87,15 @@ class Owner:
         """
         if not self.is_here:
             raise not_of_this_process(what, self.process_id, advice)
+
+    @contextlib.contextmanager
+    def closing(self, thing: AnyClosable) -> Iterator[AnyClosable]:
+        """Closes something at the end of the block, unless that ends in a child: it belongs to the process."""
+        try:
+            yield thing
+        finally:
+            if self.is_here:
+                thing.close()
 
 
 def not_of_this_process(what: str, process_id: int, advice: str) -> InvalidInput:

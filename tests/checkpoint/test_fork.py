@@ -201,6 +201,42 @@ def test_a_child_has_locks_of_its_own() -> None:
             lock.release()
 
 
+def test_a_child_cannot_go_on_with_a_stream_of_its_parent_and_may_end_it(tmp_path: Path) -> None:
+    arrays = {str(number): np.full(1 << 18, number, np.float32) for number in range(8)}
+    ws.safetensors.save(arrays, tmp_path / "model.safetensors")
+    coming = ws.safetensors.stream(tmp_path / "model.safetensors", framework="numpy", memory_limit=4 << 20)
+    assert next(coming)[0] == "0"
+
+    def go_on() -> None:
+        with pytest.raises(InvalidInput, match=f"process {os.getppid()}"):
+            next(coming)
+
+    def close() -> None:
+        coming.close()
+
+    def drop() -> None:
+        nonlocal coming
+        failures: list[object] = []
+        sys.unraisablehook = failures.append
+        del coming
+        gc.collect()
+        assert not failures
+
+    assert [_exit_code_of_child(each) for each in (go_on, close, drop)] == [0, 0, 0]
+    assert [name for name, _ in coming] == list("1234567")
+
+
+def test_a_child_begins_a_stream_that_its_parent_has_not(tmp_path: Path) -> None:
+    ws.safetensors.save({"a": np.arange(5)}, tmp_path / "model.safetensors")
+    coming = ws.safetensors.stream(tmp_path / "model.safetensors", framework="numpy")
+
+    def take() -> None:
+        assert [name for name, _ in coming] == ["a"]
+
+    assert _exit_code_of_child(take) == 0
+    assert [name for name, _ in coming] == ["a"]
+
+
 @pytest.mark.share(2)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_children_forked_at_any_time(tmp_path: Path, seed: int) -> None:

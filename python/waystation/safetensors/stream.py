@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from waystation import _forks
 from waystation._options import Options
 from waystation.frameworks.base import Codec
 from waystation.layouts.opened import ReadStatistics
@@ -131,19 +132,22 @@ def stream_arrays(
     made = Made(opened, len(arrays))
     streaming = _Streaming(opened, codec, filling, made)
     groups = _groups(arrays, filling.group_bytes, streaming.on_devices)
+    owner = _forks.Owner()
     with (
         calling_arrays_tensors(),
-        contextlib.closing(streaming),
-        contextlib.closing(read_ahead(groups, streaming.fill, streaming.may_overlap)) as filled,
+        owner.closing(streaming),
+        owner.closing(read_ahead(groups, streaming.fill, streaming.may_overlap)) as filled,
     ):
         try:
             for group, _ in filled:
                 streaming.make(group)
                 for incoming in group.arrays:
                     yield streaming.take(group, incoming)
+                    owner.require("a stream of arrays", "call stream() here")
                 streaming.finish(group)
         finally:
-            progress.cancel()
+            if owner.is_here:
+                progress.cancel()
 
 
 def _groups(arrays: Sequence[Incoming], group_bytes: int, on_devices: Collection[int]) -> Iterator[_Group]:

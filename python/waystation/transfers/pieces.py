@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from waystation import _forks
 from waystation._options import Options
 from waystation.frameworks import dtypes
 from waystation.grid import Box
@@ -151,14 +152,17 @@ def read_ahead(
     """Each group with what `read` makes of it, while the next one is read in the background, if both may be
     in memory.
 
-    At most two groups are in memory if the caller lets go of one before it asks for the next.
+    At most two groups are in memory if the caller lets go of one before it asks for the next. In a forked child
+    it cannot go on, as the thread that reads is in the parent only; it may be closed there.
     """
     remaining = iter(groups)
     group, following = next(remaining, None), next(remaining, None)
     if group is not None and following is None:
         yield group, read(group)  # nothing to overlap with: no thread
         return
-    with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="waystation: read ahead") as reader:
+    reader = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="waystation: read ahead")
+    owner = _forks.Owner()
+    try:
         pending: concurrent.futures.Future[Loaded] | None = None
         while group is not None:
             loaded = (pending or reader.submit(read, group)).result()
@@ -167,4 +171,8 @@ def read_ahead(
                 pending = reader.submit(read, following)
             yield group, loaded
             del loaded
+            owner.require("what is read ahead", "read it anew here")
             group, following = following, next(remaining, None)
+    finally:
+        if owner.is_here:
+            reader.shutdown()
