@@ -90,7 +90,7 @@ class Owner:
 
     @contextlib.contextmanager
     def closing(self, thing: AnyClosable) -> Iterator[AnyClosable]:
-        """Closes something at the end of the block, unless that ends in a child: it belongs to the process."""
+        """Closes something at the end of the block, but not in a child, as it is the process's."""
         try:
             yield thing
         finally:

@@ -152,8 +152,8 @@ def read_ahead(
     """Each group with what `read` makes of it, while the next one is read in the background, if both may be
     in memory.
 
-    At most two groups are in memory if the caller lets go of one before it asks for the next. In a forked child
-    it cannot go on, as the thread that reads is in the parent only; it may be closed there.
+    At most two groups are in memory if the caller lets go of one before it asks for the next. It cannot go on
+    in a forked child, as the thread that reads is in the parent only; it may be closed there.
     """
     remaining = iter(groups)
     group, following = next(remaining, None), next(remaining, None)
