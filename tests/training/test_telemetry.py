@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,67 @@ def test_published_models_are_observed(tmp_path: Path) -> None:
     (loaded,) = seen
     assert loaded.path == str(tmp_path / "model.safetensors")
     assert telemetry.measures(loaded)["waystation/load_needed_bytes"] == STATE_BYTES
+
+
+def test_streams_of_published_models_are_observed(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    safetensors.numpy.save_file(dict.fromkeys("abc", STATE["w"]), path)
+    stream = partial(waystation.safetensors.stream, path, framework="numpy")
+    seen: list[Any] = []
+    with telemetry.subscribe(seen.append):
+        assert len(list(stream())) == 3
+        broken_off = stream()
+        next(broken_off)
+        broken_off.close()
+        failing = stream()
+        next(failing)
+        with pytest.raises(RuntimeError, match="mine"):
+            failing.throw(RuntimeError("mine"))
+        stream().close()  # of which nothing was read
+    assert [(type(ended).__name__, ended.path) for ended in seen] == [
+        ("LoadStatistics", str(path)),
+        ("LoadStatistics", str(path)),
+        ("TransferFailure", str(path)),
+    ]
+    assert seen[0].bytes_needed == 3 * STATE_BYTES
+    assert seen[2].kind == "RuntimeError"
+
+
+def test_a_load_that_fails_as_it_opens_the_model_is_observed_once(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"\xff" * 100)
+    model = waystation.safetensors
+    seen: list[Any] = []
+    calls = [model.load, model.load_async, model.stream]
+    with telemetry.subscribe(seen.append):
+        for call in calls:
+            with pytest.raises(waystation.errors.Corrupt):
+                call(path, framework="numpy")
+        with pytest.raises(waystation.errors.NotFound):
+            model.load([path.with_name("a"), path.with_name("b")], framework="numpy")
+    assert [(ended.operation, ended.kind, ended.path) for ended in seen] == [
+        *[("load", "Corrupt", str(path))] * 3,
+        ("load", "NotFound", str(tmp_path)),
+    ]
+
+
+def test_saves_of_published_models_are_observed(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    seen: list[Any] = []
+    given: list[Any] = []
+    context = waystation.Context()
+    context.array.saving.on_statistics = given.append
+    with telemetry.subscribe(seen.append), context:
+        waystation.safetensors.save({"w": STATE["w"]}, path)
+        with pytest.raises(waystation.errors.Conflict):
+            waystation.safetensors.save({"w": STATE["w"]}, path)
+        with pytest.raises(waystation.errors.InvalidInput):
+            waystation.safetensors.save({"w": "text"}, path, overwrite=True)
+    saved, conflict, refused = seen
+    assert given == [saved]
+    assert (saved.path, saved.bytes_written) == (str(path), path.stat().st_size)
+    assert 0 < saved.written_s <= saved.synced_s <= saved.duration_s == saved.blocked_s
+    assert (conflict.operation, conflict.kind, refused.kind) == ("save", "Conflict", "InvalidInput")
 
 
 def test_an_observer_that_fails_disturbs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

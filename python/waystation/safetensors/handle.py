@@ -72,13 +72,17 @@ class _Kind:
 
 
 class Tensors:
-    """The tensors of a published model, by name. `open` makes it; usable as a context manager."""
+    """The tensors of a published model, by name. `open` makes it; usable as a context manager.
+
+    Attributes:
+        path: The file, or the directory of several.
+    """
 
     def __init__(self, opened: OpenFiles, framework: str, device: Any) -> None:
         self._codec = codec_of(framework)
         self._place = self._codec.place_of(device)
         self._open: OpenFiles | None = opened
-        self._path = opened.path
+        self.path: str = opened.path
         self._circumstances = self._codec.circumstances
         # Of whole tensors, by what describes them and the circumstances: those of a model are of few kinds.
         self._kinds: dict[object, _Kind] = {}
@@ -91,7 +95,7 @@ class Tensors:
             InvalidInput: It was closed.
         """
         if self._open is None:
-            raise InvalidInput("the files were closed; open them again", path=self._path)
+            raise InvalidInput("the files were closed; open them again", path=self.path)
         return self._open
 
     # ---- what is there -------------------------------------------------------------------------
@@ -190,9 +194,7 @@ class Tensors:
     def _number(self, name: str) -> int:
         number = self.opened.numbers.get(name)
         if number is None:
-            raise TensorNotFound(
-                f"there is no tensor {name!r}; {_some(self.opened.numbers)}", path=self._path
-            )
+            raise TensorNotFound(f"there is no tensor {name!r}; {_some(self.opened.numbers)}", path=self.path)
         return number
 
     def read_part(self, name: str, box: Box, kept: Sequence[int]) -> Any:

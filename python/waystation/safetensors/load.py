@@ -24,7 +24,7 @@ from waystation.safetensors.handle import Tensors
 from waystation.safetensors.jax_collective import open_session, reshard
 from waystation.safetensors.making import Framework, Made, calling_arrays_tensors, codec_of
 from waystation.safetensors.open_files import OpenFiles
-from waystation.safetensors.request import Placing, Request, decide, options_of
+from waystation.safetensors.request import Placing, Request, decide, failures_of, options_of
 from waystation.safetensors.sources import Files
 from waystation.transfers.filling import Filling
 from waystation.transfers.handle import AsyncResponse, Progress
@@ -119,8 +119,7 @@ def load(
     )
     if progress is not None:
         require_function("progress", progress)
-    request, session = decided()
-    again = decided if isinstance(files, str | os.PathLike) else None
+    request, session, again = _begun(files, decided)
     if progress is None:
         return _load_what_is_there(request, session, Progress(), again)
     return _watched(_started(request, session, again), progress)
@@ -163,8 +162,14 @@ def load_async(
         gpu_direct=gpu_direct,
         may_reshard=False,  # devices would be used at any time
     )
-    request, session = decided()
-    return _started(request, session, decided if isinstance(files, str | os.PathLike) else None)
+    return _started(*_begun(files, decided))
+
+
+def _begun(files: Files | Tensors, decided: Decide) -> tuple[Request, Session, Decide | None]:
+    """What is loaded, and how to decide that again once the files have changed, if a path says which."""
+    with failures_of(files):
+        request, session = decided()
+    return request, session, decided if isinstance(files, str | os.PathLike) else None
 
 
 def _decide(
@@ -290,7 +295,7 @@ def _load(request: Request, session: Session, progress: Progress) -> dict[str, A
             collective.attempt(
                 session, lambda: reshard(request.codec, made.arrays, request.resharded), carries=True
             )
-    _report(request, filling, time.monotonic() - request.begun_s)
+    report(request, filling.reading.statistics)
     arrays = dict(zip(request.wanted.names, made.arrays, strict=True))
     if request.opened.is_on_several_devices:  # where they alternate
         in_order = sorted(zip(request.wanted.numbers, request.wanted.names, strict=True))
@@ -298,8 +303,9 @@ def _load(request: Request, session: Session, progress: Progress) -> dict[str, A
     return arrays if request.separator is None else nesting.nest(arrays, request.separator)
 
 
-def _report(request: Request, filling: Filling, duration_s: float) -> None:
-    statistics = statistics_of(request.opened, filling.reading.statistics, duration_s)
+def report(request: Request, read: ReadStatistics) -> None:
+    """Tells of a load that has ended."""
+    statistics = statistics_of(request.opened, read, time.monotonic() - request.begun_s)
     publish(statistics)
     give(statistics, request.options.array.loading.on_statistics, "array.loading.on_statistics")
 

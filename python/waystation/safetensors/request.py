@@ -7,11 +7,15 @@ may run in another thread.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from waystation import storage
 from waystation._arguments import require_function
 from waystation._collection import paused_collection
 from waystation._errors import InvalidInput, Unsupported, WaystationError, WrongType
@@ -29,6 +33,7 @@ from waystation.safetensors.mapped import Mappings
 from waystation.safetensors.open_files import OpenFiles
 from waystation.safetensors.sources import Files, find
 from waystation.transfers.buffers import Incoming
+from waystation.transfers.statistics import failures_published
 
 MEMORY_BYTES = 256 << 20  # beyond the arrays, unless the caller says otherwise
 
@@ -171,6 +176,23 @@ def decide(
     if may_reshard and mappings is None:
         resharded = read_contiguously(opened, codec, incoming, options.array.loading.verify)
     return Request(opened, codec, wanted, incoming, options, mappings, separator, resharded, begun_s)
+
+
+def failures_of(files: Files | Tensors) -> contextlib.AbstractContextManager[None]:
+    """Publishes what the block, which begins a load of files, raises."""
+    return failures_published("load", _called(files), time.monotonic())
+
+
+def _called(files: Files | Tensors) -> str:
+    """What a load of files is called before they are open: the path, or the directory of several."""
+    if isinstance(files, Tensors):
+        return files.path
+    several = isinstance(files, list | tuple)
+    try:
+        first = storage.located(files[0] if several else files)
+    except (WaystationError, IndexError):
+        return f"{files!r:.60}"
+    return os.path.dirname(first) if several and len(files) > 1 else first
 
 
 def options_of(memory_limit: int | None, verify: bool | None, gpu_direct: bool | None = None) -> Options:

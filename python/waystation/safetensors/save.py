@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,7 @@ from waystation.safetensors.description import PACKED
 from waystation.safetensors.destination import Destination, PlannedFile
 from waystation.safetensors.index import is_text
 from waystation.safetensors.sources import PathLike
+from waystation.transfers.statistics import SaveStatistics, failures_published, give, publish
 from waystation.tree import flatten, format_key_path, label
 
 FILE_BYTES = 5_000_000_000  # as tools of Hugging Face divide models
@@ -86,21 +88,32 @@ def save(
         Conflict: There are files of that name, or another process has been replacing what is there for too
             long.
     """
-    problem = checks.positive(max_file_bytes)
-    if problem is not None:
-        raise InvalidInput(f"max_file_bytes is {max_file_bytes!r}; give {problem}")
-    require_type("metadata", metadata, (Mapping, type(None)), "a mapping of strings, or None")
-    text = {**_METADATA, **(metadata or {})}
-    entries = _entries(state)
-    destination = Destination(storage.absolute(path), "safetensors", overwrite=overwrite)
-    files = destination.plan(entries, max_file_bytes)
-    headers = [
-        _native.build_safetensors_header([entry.tensor() for entry in file.arrays], text, _HEADER_ALIGN_BYTES)
-        for file in files
-    ]
-    with destination.staged() as stage:
-        _write(stage, files, headers)
-        return destination.publish(stage, files)
+    begun_s = time.monotonic()
+    target = storage.absolute(path)
+    with failures_published("save", target, begun_s):
+        problem = checks.positive(max_file_bytes)
+        if problem is not None:
+            raise InvalidInput(f"max_file_bytes is {max_file_bytes!r}; give {problem}")
+        require_type("metadata", metadata, (Mapping, type(None)), "a mapping of strings, or None")
+        text = {**_METADATA, **(metadata or {})}
+        entries = _entries(state)
+        destination = Destination(target, "safetensors", overwrite=overwrite)
+        files = destination.plan(entries, max_file_bytes)
+        headers = [
+            _native.build_safetensors_header(
+                [entry.tensor() for entry in file.arrays], text, _HEADER_ALIGN_BYTES
+            )
+            for file in files
+        ]
+        with destination.staged() as stage:
+            nbytes = _write(stage, files, headers)
+            written_s = time.monotonic() - begun_s
+            paths = destination.publish(stage, files)
+    duration_s = time.monotonic() - begun_s
+    statistics = SaveStatistics(target, nbytes, duration_s, written_s, written_s, duration_s)
+    publish(statistics)
+    give(statistics, current_options().array.saving.on_statistics, "array.saving.on_statistics")
+    return paths
 
 
 def _entries(state: Any) -> list[_Entry]:
@@ -166,8 +179,8 @@ def _entry(name: str, source: ArraySource) -> _Entry:
     return _Entry(name, source, items * source.storage_item_bytes)
 
 
-def _write(stage: str, files: Sequence[PlannedFile[_Entry]], headers: Sequence[bytes]) -> None:
-    """Writes the files, durably."""
+def _write(stage: str, files: Sequence[PlannedFile[_Entry]], headers: Sequence[bytes]) -> int:
+    """Writes the files, durably; returns how many bytes they have."""
     planned = []
     for file, header in zip(files, headers, strict=True):
         words: list[int] = []
@@ -181,5 +194,7 @@ def _write(stage: str, files: Sequence[PlannedFile[_Entry]], headers: Sequence[b
         planned.append((os.path.join(stage, file.name), header, position, np.array(words, np.int64)))
     owners = [entry.source for file in files for entry in file.arrays]
     options = current_options()
-    engine_job.calibrate_once(stage, options, sum(file[2] for file in planned))
+    nbytes = sum(file[2] for file in planned)
+    engine_job.calibrate_once(stage, options, nbytes)
     engine_job.run(planned, owners, options, (), lambda _: None, lambda: None, lambda: None, sync=True)
+    return nbytes

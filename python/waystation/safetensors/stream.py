@@ -24,14 +24,16 @@ from waystation.frameworks.base import Codec
 from waystation.layouts.opened import ReadStatistics
 from waystation.safetensors.choices import DType, Rename, Select
 from waystation.safetensors.handle import Tensors
+from waystation.safetensors.load import report
 from waystation.safetensors.making import Framework, Made, OpenedTensors, calling_arrays_tensors
-from waystation.safetensors.request import Placing, Request, decide, options_of
+from waystation.safetensors.request import Placing, Request, decide, failures_of, options_of
 from waystation.safetensors.sources import Files
 from waystation.transfers import devices, staging
 from waystation.transfers.buffers import Incoming, Reading, Region, aligned, fill_buffers
 from waystation.transfers.filling import Filling
 from waystation.transfers.handle import Progress
 from waystation.transfers.pieces import read_ahead
+from waystation.transfers.statistics import failures_published
 
 
 def stream(
@@ -58,20 +60,21 @@ def stream(
         NotFound, InvalidInput, Corrupt, Conflict, Unsupported: As `load` does, at the call what concerns all
             arrays.
     """
-    request = decide(
-        files,
-        framework,
-        Placing(device=device, sharding=sharding, sharding_fn=sharding_fn),
-        dtype=dtype,
-        select=select,
-        rename=rename,
-        options=options_of(memory_limit, verify, gpu_direct),
-        mmap=False,
-        nested=False,
-        may_reshard=False,
-        alternate=True,
-        begun_s=time.monotonic(),
-    )
+    with failures_of(files):
+        request = decide(
+            files,
+            framework,
+            Placing(device=device, sharding=sharding, sharding_fn=sharding_fn),
+            dtype=dtype,
+            select=select,
+            rename=rename,
+            options=options_of(memory_limit, verify, gpu_direct),
+            mmap=False,
+            nested=False,
+            may_reshard=False,
+            alternate=True,
+            begun_s=time.monotonic(),
+        )
     return _stream(request)
 
 
@@ -104,10 +107,19 @@ class _Group:
 
 
 def _stream(request: Request) -> Generator[tuple[str, Any], None, None]:
-    arrays = stream_arrays(request.opened, request.codec, request.incoming, request.options)
-    with contextlib.closing(arrays):
-        for name in request.wanted.names:
-            yield name, next(arrays)  # kept by nobody here: it is the caller's alone
+    statistics = ReadStatistics()
+    arrays = stream_arrays(request.opened, request.codec, request.incoming, request.options, statistics)
+    owner = _forks.Owner()
+    with failures_published("load", request.opened.path, request.begun_s):
+        try:
+            with contextlib.closing(arrays):
+                for name in request.wanted.names:
+                    yield name, next(arrays)  # kept by nobody here: it is the caller's alone
+        except GeneratorExit:
+            if owner.is_here:
+                report(request, statistics)
+            raise
+    report(request, statistics)
 
 
 def stream_arrays(

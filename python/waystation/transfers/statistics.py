@@ -34,6 +34,8 @@ _SAVED_LINE = re.compile(
 class LoadStatistics:
     """What this process has read for one checkpointable. Mapped arrays are not read, so they do not count.
 
+    Of a `stream`, what was read until it ended or was closed, and the time includes that of the caller.
+
     Attributes:
         path: The checkpoint; of a published model, the file, or the directory of its files.
         bytes_needed: Bytes of the parts of arrays that this process had to read, as they are stored.
@@ -91,7 +93,8 @@ class SaveStatistics:
         bytes_written: Bytes of the data files that this process has written: arrays, headers and what lies
             between arrays.
         blocked_s: When the caller could change the state: of `save`, when it returned.
-        written_s: When this process had handed all bytes to the system.
+        written_s: When this process had handed all bytes to the system; of a published model, whose files are
+            synced as they are written, the same as `synced_s`.
         synced_s: When they were on stable storage.
         duration_s: When the checkpoint was committed.
         bytes_shared: Bytes of arrays that this process has not written, because they stand in data files that
@@ -202,7 +205,8 @@ def publish(ended: Ended) -> None:
 
 @contextlib.contextmanager
 def failures_published(operation: Literal["save", "load"], path: str, begun_s: float) -> Iterator[None]:
-    """Publishes what the block raises as the failure of an operation.
+    """Publishes what the block raises as the failure of an operation, but not that a generator is closed:
+    whoever takes its arrays wants no more.
 
     Args:
         operation: What it is.
@@ -215,6 +219,8 @@ def failures_published(operation: Literal["save", "load"], path: str, begun_s: f
                 yield
         else:
             yield
+    except GeneratorExit:
+        raise
     except BaseException as error:
         publish(TransferFailure(operation, path, time.monotonic() - begun_s, error))
         raise
