@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import re
+import resource
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -215,6 +216,39 @@ def test_what_is_aligned_in_the_file_is_mapped(tmp_path: Path, framework: Any, m
     if framework == "numpy":
         loaded["a"][0] = 5
         assert path.read_bytes()[4096:4100] == np.float32(1).tobytes(), "a write stays private"
+
+
+def sparse_model(path: Path, nbytes: int) -> Path:
+    """A model of one tensor of so many bytes, of which none is on the disk."""
+    path.write_bytes(models.raw_file(json.dumps({"w": models.entry("U8", [nbytes], 0, nbytes)})))
+    os.truncate(path, path.stat().st_size + nbytes)
+    return path
+
+
+@pytest.mark.skipif(
+    Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2", reason="the system promises no memory"
+)
+def test_a_file_larger_than_the_memory_is_mapped(tmp_path: Path) -> None:
+    status = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    memory_bytes = 1024 * sum(int(status[name].split()[0]) for name in ("MemTotal", "SwapTotal"))
+    path = sparse_model(tmp_path / "model.safetensors", 2 * memory_bytes)
+    mapped = load(path, framework="numpy", mmap=True)["w"]
+    assert mapped[memory_bytes] == 0
+    mapped[memory_bytes] = 1
+    assert mapped[memory_bytes] == 1
+
+
+def test_a_mapping_that_the_process_may_not_have_says_what_to_do(tmp_path: Path) -> None:
+    path = sparse_model(tmp_path / "model.safetensors", 1 << 40)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used_bytes + (1 << 39), hard))
+    try:
+        with pytest.raises(errors.OutOfMemory, match="load without mmap") as caught:
+            load(path, framework="numpy", mmap=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    assert caught.value.context["path"] == str(path)
 
 
 # ---- dtypes ------------------------------------------------------------------------------------

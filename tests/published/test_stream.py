@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import threading
 import time
 from pathlib import Path
@@ -79,6 +81,19 @@ def test_choices(model: Path) -> None:
     assert set(found) == {f"LARGE.{number}" for number in range(16)}
     assert all(array.sharding == sharding and array.dtype == "bfloat16" for array in found.values())
     assert float(found["LARGE.7"].max()) == 7
+
+
+@pytest.mark.skipif(
+    Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "1", reason="the system promises all memory"
+)
+def test_memory_that_lacks_is_told_of_as_by_a_load(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    nbytes = 1 << 43
+    path.write_bytes(models.raw_file(json.dumps({"w": models.entry("U8", [nbytes], 0, nbytes)})))
+    os.truncate(path, path.stat().st_size + nbytes)  # none of it on the disk
+    with pytest.raises(errors.OutOfMemory, match=r"to load '.*'; load fewer arrays") as caught:
+        list(stream(path, framework="numpy"))
+    assert caught.value.context["path"] == str(path)
 
 
 def test_what_is_wrong_with_the_call_is_raised_by_it(model: Path) -> None:

@@ -30,6 +30,7 @@ from waystation._errors import (
     Corrupt,
     InvalidInput,
     NotFound,
+    OutOfMemory,
     Unsupported,
     WaystationError,
     from_os_error,
@@ -46,6 +47,7 @@ _NO_LINKS = (errno.EXDEV, errno.EOPNOTSUPP, errno.EPERM, errno.EMLINK)
 _FICLONE = 0x40049409  # of linux/fs.h; the module fcntl has it from Python 3.14 on
 _COPIED_BYTES = 1 << 20  # at a time
 _HUGE_BYTES = 2 << 20  # of a huge page, or a part of one
+_MAP_NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)  # of mman.h; Python has it from 3.11.2 on
 # How often a directory is emptied that others put something into at the same time.
 _REMOVAL_TRIES = 100
 
@@ -474,15 +476,22 @@ def mapped(file: OpenFile, *, writable: bool = False, huge_pages: bool = True) -
     """
     if file.descriptor is None:
         raise Unsupported("files of this storage cannot be mapped; load without mapping", path=file.path)
-    access = mmap.ACCESS_COPY if writable else mmap.ACCESS_READ
+    # Without MAP_NORESERVE the system wants to have memory for copies of all pages, so that files larger than
+    # the memory could not be mapped.
+    kept = mmap.MAP_PRIVATE | _MAP_NORESERVE if writable else mmap.MAP_SHARED
+    allowed = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     try:
         if sys.version_info >= (3, 13):  # before, each mapping had a descriptor of its own
-            content = mmap.mmap(file.descriptor, file.status.nbytes, access=access, trackfd=False)
+            content = mmap.mmap(file.descriptor, file.status.nbytes, kept, allowed, trackfd=False)
         else:
-            content = mmap.mmap(file.descriptor, file.status.nbytes, access=access)
+            content = mmap.mmap(file.descriptor, file.status.nbytes, kept, allowed)
     except (OSError, ValueError) as error:
         failure = error if isinstance(error, OSError) else OSError(str(error))
-        raise from_os_error(failure, "map", file.path) from error
+        told = from_os_error(failure, "map", file.path)
+        if isinstance(told, OutOfMemory):
+            advice = "load without mmap, or allow the process more memory (ulimit -v, vm.overcommit_memory)"
+            told = OutOfMemory(f"{told.message}; {advice}", **told.context)
+        raise told from error
     if huge_pages:
         in_huge_pages(content, 0, len(content))
     return content
