@@ -9,8 +9,16 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import errno as _errno
+import re
 from collections.abc import Iterator
 from typing import Any, ClassVar
+
+# What names of tensors and paths may have, and a stream of text does not take, or a terminal obeys.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found.group().encode("unicode_escape").decode()
 
 
 class WaystationError(Exception):
@@ -47,7 +55,8 @@ class WaystationError(Exception):
 
     def __str__(self) -> str:
         shown = ", ".join(f"{key}: {value}" for key, value in self.context.items() if key != "errno")
-        return f"{self.message} ({shown})" if shown else self.message
+        told = f"{self.message} ({shown})" if shown else self.message
+        return _UNPRINTABLE.sub(_escaped, told)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.message, self.context))

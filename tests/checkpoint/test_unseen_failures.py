@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import waystation
 from waystation import errors
+from waystation.layouts.native import engine_job
+from waystation.storage.attempts import Attempt
 
 PROGRAM = """
 import atexit, resource, signal, sys
@@ -37,6 +42,39 @@ def test_the_program_fails(tmp_path: Path, end: str) -> None:
     assert (code, out) == (1, "an exit function was called\n")
     assert err.startswith(f"saving '{tmp_path}/checkpoint' {FAILED}")
     assert "Call result() on what the call returned. The program ends with status 1." in err
+
+
+def test_a_directory_that_vanishes_does_not_hide_what_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = tmp_path / "run"
+    run_job = engine_job.run
+
+    def run_without_directory(*arguments: Any, **options: Any) -> Any:
+        shutil.rmtree(parent)
+        parent.write_bytes(b"")
+        return run_job(*arguments, **options)
+
+    monkeypatch.setattr(engine_job, "run", run_without_directory)
+    with pytest.raises(errors.NotDirectory, match=r"could not (create|examine) .*: Not a directory"):
+        waystation.save_async(parent / "1", {"a": np.zeros(1 << 18)}).result()
+
+
+def test_a_removal_that_fails_does_not_hide_what_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise errors.DiskFull("no room")
+
+    def fail_to_remove(*_: object) -> None:
+        raise errors.Unavailable("the disk is gone")
+
+    monkeypatch.setattr(engine_job, "run", fail)
+    monkeypatch.setattr(Attempt, "discard", fail_to_remove)
+    with pytest.raises(errors.DiskFull, match="no room") as caught:
+        waystation.save(tmp_path / "1", {"a": np.zeros(1 << 18)})
+    (note,) = caught.value.__notes__
+    assert note == "then what the save had made could not be removed: the disk is gone"
 
 
 BY_DCP = """

@@ -39,6 +39,18 @@ def test_every_dtype_of_torch(tmp_path: Path) -> None:
             assert models.bits(found) == models.bits(tensor)
 
 
+@pytest.mark.parametrize("name", ["\ud800", "a\0b", "\x1b[2J"])
+def test_an_error_can_be_printed_whatever_the_tensor_is_called(tmp_path: Path, name: str) -> None:
+    with pytest.raises(errors.InvalidInput) as caught:
+        save({name: np.ones(3), "other": "text"}, tmp_path / "model")
+    caught.value.where(tensor=name)
+    assert caught.value.context["tensor"] == name
+    shown = str(caught.value)
+    shown.encode()
+    assert shown.isprintable()
+    assert name.encode("unicode_escape").decode() in shown
+
+
 NUMPY_DTYPES = st.sampled_from(models.NUMPY_DTYPES)
 SHAPES = st.lists(st.integers(0, 5), max_size=4).map(tuple)
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8).filter(

@@ -285,13 +285,16 @@ _outer: contextvars.ContextVar[RunningSave | None] = contextvars.ContextVar("out
 
 @contextlib.contextmanager
 def undone_on_error(destination: Destination, save: Save) -> Iterator[None]:
-    """Removes what the save has made if the block fails."""
+    """Removes what the save has made if the block fails; if that fails too, the first error tells of it."""
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         if save.calls is not None:
             save.calls.close()
-        destination.undo(save)
+        try:
+            destination.undo(save)
+        except WaystationError as left:
+            error.add_note(f"then what the save had made could not be removed: {left}")
         raise
 
 

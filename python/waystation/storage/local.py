@@ -369,7 +369,8 @@ class LocalStorage(LocalReader):
         try:
             mode = os.lstat(path).st_mode
         except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENAMETOOLONG):  # of a longer name there is nothing either
+            # Of a longer name there is nothing either, and nothing below what has become a file.
+            if error.errno in (errno.ENOENT, errno.ENAMETOOLONG, errno.ENOTDIR):
                 return
             raise from_os_error(error, "remove", path) from error
         try:
