@@ -26,6 +26,16 @@ def require_type(name: str, value: object, types: type[Any] | tuple[type[Any], .
         raise WrongType(f"{name} must be {wanted}, not {value!r:.60}")
 
 
+def require_boolean(name: str, value: object) -> None:
+    """Refuses what is taken for True or False, and is neither.
+
+    Raises:
+        WrongType: It is something else.
+    """
+    if not isinstance(value, bool):
+        raise WrongType(f"{name} must be True or False, not {value!r:.60}")
+
+
 def require_function(name: str, value: object) -> None:
     """Refuses an argument that cannot be called.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import errno as _errno
+import os
 import re
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -299,6 +300,21 @@ def from_os_error(error: OSError, action: str, path: str) -> WaystationError:
     """Makes the typed error of a failed system call; `action` completes "could not …"."""
     cls = _KIND_BY_ERRNO.get(error.errno or 0, Unavailable)
     return cls(f"could not {action} '{path}': {error.strerror or error}", path=path, errno=error.errno)
+
+
+@contextlib.contextmanager
+def naming_directory(directory: str) -> Iterator[None]:
+    """Says which directory may not be written to, not which hidden file was to be in it."""
+    try:
+        yield
+    except PermissionDenied as error:
+        code = int(error.context.get("errno") or _errno.EACCES)
+        raise PermissionDenied(
+            f"could not write to the directory '{directory}': {os.strerror(code)}; give another place, or "
+            "get the right to write there",
+            path=directory,
+            errno=code,
+        ) from error
 
 
 @contextlib.contextmanager

@@ -235,7 +235,7 @@ def test_what_a_model_has_no_place_for_is_refused(
 ) -> None:
     with pytest.raises(kind, match=said):
         _saved(tmp_path / "m", {"a": np.ones(2)}, **arguments)
-    with pytest.raises(errors.InvalidInput, match="hold arrays only"):
+    with pytest.raises(errors.UnsupportedLeaf, match="hold arrays only"):
         _saved(tmp_path / "m", {"a": np.ones(2), "step": 3})
     assert not list(tmp_path.iterdir())
 

@@ -253,6 +253,20 @@ def test_a_mapping_that_the_process_may_not_have_says_what_to_do(tmp_path: Path)
 
 # ---- dtypes ------------------------------------------------------------------------------------
 
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
+def test_a_value_that_a_cast_would_lose_names_tensor_and_file(tmp_path: Path, framework: Any) -> None:
+    path = models.write_file(tmp_path / "model.safetensors", {"a": np.ones(3), "b": np.array([1e300])})
+    calls: list[Callable[[], Any]] = [
+        lambda: load(path, framework=framework, dtype="float16"),
+        lambda: list(stream(path, framework=framework, dtype="float16")),
+    ]
+    for call in calls:
+        with pytest.raises(errors.LossyCast) as caught:
+            call()
+        assert (caught.value.context["tensor"], caught.value.context["path"]) == ("b", str(path))
+
+
 CASTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "a name": (
         "bfloat16",
@@ -412,7 +426,7 @@ def test_an_integer_that_does_not_fit_names_the_tensor(tmp_path: Path) -> None:
     for read in (lambda: load(path, **arguments), lambda: dict(stream(path, **arguments))):
         with pytest.raises(errors.InvalidInput, match="int8 holds -128 to 127") as caught:
             read()
-        assert caught.value.context == {"tensor": "w"}
+        assert caught.value.context == {"tensor": "w", "path": str(path)}
 
 
 @pytest.mark.parametrize("limit", [0, -1, "1", 1.5, True])

@@ -113,7 +113,7 @@ def test_what_is_no_path(given: Any) -> None:
 
 def test_what_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.safetensors")
-    with pytest.raises(errors.Corrupt, match="regular file"):
+    with pytest.raises(errors.InvalidInput, match=r"is a pipe, .* regular file"):
         names(tmp_path)
     os.mkfifo(tmp_path / "index.json")
     with pytest.raises(errors.Corrupt, match="regular file"):
@@ -121,7 +121,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "directory.safetensors").mkdir()
     with pytest.raises(errors.NotFound):
         names(tmp_path / "directory.safetensors")
-    with pytest.raises(errors.Corrupt, match="regular file"):
+    with pytest.raises(errors.InvalidInput, match=r"is a directory, .* regular file"):
         names([tmp_path / "directory.safetensors"])
 
 

@@ -35,6 +35,14 @@ CALLS: dict[str, tuple[str, Callable[[Path], Any]]] = {
         "on_progress must be a function, not 5",
         lambda at: waystation.verify(at / "saved", on_progress=5),  # type: ignore[arg-type]
     ),
+    "save over a model": (
+        "overwrite must be True or False, not 'yes'",
+        lambda at: safetensors.save({"a": np.ones(2)}, at / "model", overwrite="yes"),  # type: ignore[arg-type]
+    ),
+    "load some of a model": (
+        "select must be a pattern, a function or names, not a bytes",
+        lambda at: safetensors.load(at / "model", framework="numpy", select=b"a"),
+    ),
     "load a model": (
         "progress must be a function, not 5",
         lambda at: safetensors.load(at / "model", framework="numpy", progress=5),  # type: ignore[arg-type]

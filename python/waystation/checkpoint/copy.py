@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from waystation import _native, storage
-from waystation._arguments import require_function
+from waystation._arguments import require_boolean, require_function
 from waystation._errors import (
     Cancelled,
     Corrupt,
@@ -35,7 +35,6 @@ from waystation._errors import (
     Unavailable,
     Unsupported,
     WaystationError,
-    WrongType,
 )
 from waystation._options import Options
 from waystation._options.in_effect import current_options
@@ -134,8 +133,7 @@ def copy(
         Unavailable: Something cannot be reached; call again, and the copy goes on.
     """
     require_function("on_progress", on_progress)
-    if not isinstance(overwrite, bool):
-        raise WrongType(f"overwrite must be True or False, not {overwrite!r:.60}")
+    require_boolean("overwrite", overwrite)
     with Bandwidth(bytes_per_second) as bandwidth:
         return Copying(bandwidth, Progress(), on_progress).run(
             locate(source), locate(destination), overwrite=overwrite

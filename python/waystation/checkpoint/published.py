@@ -175,7 +175,8 @@ def save_model(
     Raises:
         Unsupported: It was given another name, an earlier checkpoint, or arrays of the runtime; or the
             program has several processes.
-        InvalidInput: The metadata are no strings, or a leaf is no array.
+        UnsupportedLeaf: A leaf is no array.
+        InvalidInput: The metadata are no strings.
         Conflict: There is a model at `target`, or something else.
     """
     problem = None

@@ -76,9 +76,7 @@ def torch_dtype(name: str) -> torch.dtype:
     """
     found = _BY_NAME.get(name)
     if found is None:
-        raise Unsupported(
-            f"torch has no dtype {name}; ask for another dtype in the abstract state, or load it as NumPy"
-        )
+        raise Unsupported(f"torch has no dtype {name}; ask for another dtype, or load it as NumPy")
     return found
 
 

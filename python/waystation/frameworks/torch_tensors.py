@@ -373,7 +373,7 @@ def _present(device: torch.device) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InvalidInput(
             f"a tensor is wanted on {device}, this process has {torch.cuda.device_count()} CUDA devices; "
-            "give a device that is here (an abstract tensor on the meta device is loaded to the CPU)"
+            "give a device that is here, such as 'cpu'"
         )
     if device.type not in ("cpu", "cuda"):
         _check_present(device)

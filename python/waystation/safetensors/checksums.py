@@ -24,6 +24,7 @@ from waystation._errors import (
     PermissionDenied,
     Unsupported,
     WaystationError,
+    naming_directory,
 )
 from waystation.layouts.native.records import dump_json
 from waystation.safetensors.headers import LENGTH_BYTES, LIMIT_BYTES, Header, check_unchanged
@@ -154,7 +155,8 @@ def write_checksums(files: Files, *, on_progress: OnProgress = lambda _done, _to
             check_unchanged(header for header, _ in pairs)
             known = read_checksums(directory)
             known |= {os.path.basename(header.path): found for header, found in pairs}
-            written.append(write_file(directory, known))
+            with naming_directory(directory):
+                written.append(write_file(directory, known))
     return written
 
 

@@ -55,7 +55,7 @@ def _test(select: Select, names: Sequence[str]) -> Callable[[str], bool]:
         return lambda name: pattern.search(name) is not None
     if callable(select):
         return lambda name: bool(select(name))
-    if not isinstance(select, Collection):
+    if not isinstance(select, Collection) or isinstance(select, bytes | bytearray):
         raise WrongType(f"select must be a pattern, a function or names, not a {type(select).__name__}")
     chosen, present = set(select), set(names)
     absent = [name for name in select if name not in present]

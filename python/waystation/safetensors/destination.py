@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from waystation import _forks, _native, storage
-from waystation._errors import Conflict, InvalidInput, NotFound, WaystationError
+from waystation._errors import Conflict, InvalidInput, NotFound, WaystationError, naming_directory
 from waystation.safetensors import replacing
 from waystation.safetensors.checksums import forget_checksums
 from waystation.safetensors.index import encode_index
@@ -181,7 +181,8 @@ class Destination:
         parent = self.directory if exists else os.path.dirname(self.directory)
         remove_dead_exports(parent, self.stem)
         stage = os.path.join(parent, storage.names.export_stage(self.stem, new_attempt_id()))
-        storage.make_directory(stage, parents=True)
+        with naming_directory(parent):
+            storage.make_directory(stage, parents=True)
         owner = _forks.Owner()
         try:
             yield stage

@@ -160,7 +160,7 @@ class Tensors:
             array = opened.read_small(number, 0, kind.form, kind.shape, kind.nbytes)
             return self._made(kind.target, [array])
         except WaystationError as error:
-            raise naming_tensor(error, opened, [number]).where(tensor=name)
+            raise naming_tensor(error, opened, [number]).where(tensor=name, path=opened.path_of(number))
 
     def made_of(self, number: int, array: np.ndarray[Any, Any]) -> Any:
         """A tensor of host memory that has its bytes. Internal."""

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from waystation import _native, storage
 from waystation._collection import paused_collection
-from waystation._errors import Conflict, Corrupt
+from waystation._errors import Conflict, Corrupt, InvalidInput
 from waystation.storage.foreign import described_bytes
 
 LENGTH_BYTES = 8
@@ -104,7 +104,9 @@ def read_headers(paths: Sequence[str]) -> list[Header]:
 
     Raises:
         NotFound: A file is not there.
+        InvalidInput: A directory, a pipe or a device is where a file was expected.
         Corrupt: A file is no safetensors file, damaged or cut off; names the tensor where it is one's fault.
+        Unsupported: A file has more tensors than are read of one.
     """
     # Chosen here, as other threads do not know the options in effect.
     sources = [storage.of(path) for path in paths]
@@ -130,7 +132,8 @@ def _read_from(path: str, source: storage.Storage) -> Header:
 @paused_collection()
 def _read(file: storage.OpenFile, path: str, source: storage.Storage) -> Header:
     if file.status.kind != "file":
-        raise Corrupt("a regular file was expected here", path=path)
+        what = "a directory" if file.status.kind == "directory" else "a pipe, a socket or a device"
+        raise InvalidInput(f"'{path}' is {what}, and a regular file was expected here", path=path)
     identity = file.status.identity
     data = _read_range(file, 0, min(_FIRST_BYTES, identity.nbytes))
     if len(data) >= LENGTH_BYTES:

@@ -286,7 +286,7 @@ def _load(request: Request, session: Session, progress: Progress) -> dict[str, A
     )
 
     def read() -> None:
-        with calling_arrays_tensors():
+        with calling_arrays_tensors(request.opened):
             filling.finish(made)
 
     with contextlib.closing(session):

@@ -142,13 +142,15 @@ def naming_tensor(error: WaystationError, opened: OpenedTensors, numbers: Sequen
 
 
 @contextlib.contextmanager
-def calling_arrays_tensors() -> Iterator[None]:
-    """Says `tensor` in errors of what the layers below call an array."""
+def calling_arrays_tensors(opened: OpenedTensors | None = None) -> Iterator[None]:
+    """Says `tensor` in errors of what the layers below call an array, and in which file it is, if told."""
     try:
         yield
     except WaystationError as error:
         name = error.context.pop("array", None)
-        raise error.where(tensor=name)
+        is_known = name is not None and opened is not None and name in opened.labels
+        path = opened.path_of(opened.labels.index(name)) if is_known else None
+        raise error.where(tensor=name, path=path)
 
 
 def _check_casts(wanted: Wanted, targets: Sequence[Target], rule: CastRule) -> None:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from waystation import storage
-from waystation._arguments import require_function
+from waystation._arguments import require_boolean, require_function
 from waystation._collection import paused_collection
-from waystation._errors import InvalidInput, Unsupported, WaystationError, WrongType
+from waystation._errors import InvalidInput, Unsupported, WaystationError
 from waystation._options import Options
 from waystation._options.checks import positive_or_none
 from waystation._options.in_effect import current_options
@@ -146,8 +146,7 @@ def decide(
     With `alternate` arrays of files on several disks do not come in the order of the files, but so that the
     first of them, however many, are on all disks: what is read in groups then keeps all of them busy.
     """
-    if not isinstance(mmap, bool):
-        raise WrongType(f"mmap must be True or False, not {mmap!r:.60}")
+    require_boolean("mmap", mmap)
     separator = nesting.separator_of(nested)
     codec = codec_of(framework)
     choose = dtype_chooser(dtype)

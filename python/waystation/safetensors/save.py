@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from waystation import _native, storage
-from waystation._arguments import require_type
-from waystation._errors import InvalidInput, Unsupported, WaystationError
+from waystation._arguments import require_boolean, require_type
+from waystation._errors import InvalidInput, Unsupported, UnsupportedLeaf, WaystationError
 from waystation._options import checks
 from waystation._options.in_effect import current_options
 from waystation.frameworks import registry
@@ -83,7 +83,8 @@ def save(
         The paths of the files, that of the index last.
 
     Raises:
-        InvalidInput: Something is no array, or two have one name.
+        InvalidInput: Two arrays have one name, or something else is wrong with the call.
+        UnsupportedLeaf: Something is no array. None within a tree is no leaf, and is left out.
         Unsupported: The format has no dtype for an array.
         Conflict: There are files of that name, or another process has been replacing what is there for too
             long.
@@ -94,6 +95,7 @@ def save(
         problem = checks.positive(max_file_bytes)
         if problem is not None:
             raise InvalidInput(f"max_file_bytes is {max_file_bytes!r}; give {problem}")
+        require_boolean("overwrite", overwrite)
         require_type("metadata", metadata, (Mapping, type(None)), "a mapping of strings, or None")
         text = {**_METADATA, **(metadata or {})}
         entries = _entries(state)
@@ -118,6 +120,7 @@ def save(
 
 def _entries(state: Any) -> list[_Entry]:
     """What is written; refuses what cannot be."""
+    _require_no_none(state)
     leaves, structure = flatten(state)
     paths = structure.key_paths()
     names = _names(paths)
@@ -126,9 +129,10 @@ def _entries(state: Any) -> list[_Entry]:
     by_codec: dict[str, list[int]] = {}
     for number, codec in enumerate(codecs):
         if codec is None:
-            raise InvalidInput(
+            raise UnsupportedLeaf(
                 f"{format_key_path(paths[number])} is a {type(leaves[number]).__name__}, and these files "
-                "hold arrays only; leave it out, or save a checkpoint"
+                "hold arrays only; leave it out, or save a checkpoint",
+                tensor=names[number],
             )
         by_codec.setdefault(codec.name, []).append(number)
     for numbers in by_codec.values():
@@ -142,6 +146,21 @@ def _entries(state: Any) -> list[_Entry]:
         for number, source in zip(numbers, sources, strict=True):
             found[number] = _entry(names[number], source)
     return [entry for entry in found if entry is not None]
+
+
+def _require_no_none(state: Any) -> None:
+    """Refuses None in the place of an array that is given by its name. Deeper in a tree it stands for no
+    array, as in what `equinox.filter` makes."""
+    if state is None:
+        raise UnsupportedLeaf("what is saved is None, and these files hold arrays only; give a dict of them")
+    if isinstance(state, dict):
+        for name, value in state.items():
+            if value is None:
+                raise UnsupportedLeaf(
+                    f"[{name!r}] is None, and these files hold arrays only; leave it out, or save a "
+                    "checkpoint",
+                    tensor=str(name),
+                )
 
 
 def _names(paths: Sequence[Any]) -> list[str]:

@@ -146,7 +146,7 @@ def stream_arrays(
     groups = _groups(arrays, filling.group_bytes, streaming.on_devices)
     owner = _forks.Owner()
     with (
-        calling_arrays_tensors(),
+        calling_arrays_tensors(opened),
         owner.closing(streaming),
         owner.closing(read_ahead(groups, streaming.fill, streaming.may_overlap)) as filled,
     ):
