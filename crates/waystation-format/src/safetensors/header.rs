@@ -104,6 +104,14 @@ fn read_entries(text: &str) -> Result<Header> {
             let tensor = read_tensor(&mut scanner, &key).map_err(|error| error.with("tensor", &*key))?;
             header.tensors.push(tensor);
         }
+        if seen.len() == ENTRY_LIMIT {
+            // No damage: other implementations read such a file.
+            let message = format!(
+                "the header has more than {ENTRY_LIMIT} entries, the most that are read of one file; divide the \
+                 model among several files"
+            );
+            return Err(Error::new(Kind::Unsupported, message));
+        }
         scanner.remember(&mut seen, key, ENTRY_LIMIT)?;
     }
     scanner.end()?;

@@ -48,7 +48,7 @@ impl<'a> Scanner<'a> {
         Error::new(Kind::Corrupt, message).with("offset", (self.begin + self.at as u64).to_string())
     }
 
-    /// Refuses a key that was there before, and more keys than are read: those are no damage.
+    /// Refuses a key that was there before, and more keys than anyone needs.
     pub(super) fn remember(
         &self,
         seen: &mut HashSet<Cow<'a, str>>,
@@ -56,13 +56,7 @@ impl<'a> Scanner<'a> {
         limit: usize,
     ) -> Result<()> {
         if seen.len() == limit {
-            let message = format!(
-                "the {} has more than {limit} entries, the most that are read of one file; divide the model \
-                 among several files",
-                self.subject
-            );
-            let offset = (self.begin + self.at as u64).to_string();
-            return Err(Error::new(Kind::Unsupported, message).with("offset", offset));
+            return Err(self.fault(format!("the {} has more than {limit} entries", self.subject)));
         }
         match seen.replace(key) {
             None => Ok(()),
