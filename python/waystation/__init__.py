@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     )
     from waystation.checkpoint.verify import verify
     from waystation.checkpoint.wanted import PLACEHOLDER
+    from waystation.layouts.native.memory import release_memory
     from waystation.transfers.handle import AsyncResponse
     from waystation.transfers.statistics import LoadStatistics, SaveStatistics
     from waystation.tree import register_node
@@ -71,7 +72,11 @@ else:
         *("arrays", "checkpoint", "errors", "handlers", "memory", "multihost"),
         *("options", "partial", "path", "runtime", "safetensors", "telemetry", "training", "tree"),
     )
-    _HOMES = {**dict.fromkeys(_MODULES), "register_node": "waystation.tree"}
+    _HOMES = {
+        **dict.fromkeys(_MODULES),
+        "register_node": "waystation.tree",
+        "release_memory": "waystation.layouts.native.memory",
+    }
 
     # Names of Orbax's v0 interface, and what takes their place.
     _REPLACED = {
@@ -145,6 +150,7 @@ __all__ = [
     "path",
     "pytree_metadata",
     "register_node",
+    "release_memory",
     "runtime",
     "safetensors",
     "save",

@@ -11,6 +11,7 @@ from typing import Any
 from tests.support import s3
 from tests.support.peaks import begin_peak, status
 
+import waystation
 from waystation.safetensors import load, stream
 
 
@@ -45,3 +46,14 @@ def from_store(endpoint: str, location: str, framework: Any, limit: int) -> tupl
     """The same of a load of a model in an object store."""
     with s3.context(endpoint):
         return held_and_extra_bytes(location, "load", framework, None, limit)
+
+
+def kept_and_released_bytes(path: Path) -> tuple[int, int, int]:
+    """What a process keeps of the arrays that it has dropped, what it says that it gives back then, and what
+    it has kept after that."""
+    load(path, framework="numpy", select="w1")
+    before = begin_peak()
+    load(path, framework="numpy")
+    kept = status("VmRSS") - before
+    released = waystation.release_memory()
+    return kept, released, status("VmRSS") - before

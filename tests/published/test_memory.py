@@ -44,3 +44,10 @@ def test_a_stream_takes_no_more_than_its_limit_and_one_array(model: Path, framew
     held, extra = measured(model, "stream", framework, None, 8 * MIB)
     assert held == 16 * MIB
     assert extra < 8 * MIB + SLACK_BYTES
+
+
+def test_memory_of_dropped_arrays_is_kept_until_it_is_released(model: Path) -> None:
+    kept, released, left = in_own_process(load_peak.kept_and_released_bytes, model, directory=model.parent)
+    assert kept >= 76 * MIB
+    assert released >= 76 * MIB
+    assert left < 8 * MIB

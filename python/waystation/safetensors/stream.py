@@ -54,7 +54,8 @@ def stream(
 
     On GPUs each array is yielded as soon as all of it is there, whatever is still on its way. Closing the
     generator stops what is still being read. The parameters are those of `load`; `memory_limit`
-    also bounds what is read ahead. Each array is the caller's alone: let go of it, and its memory is free.
+    also bounds what is read ahead. Each array is the caller's alone: let go of it, and its memory is there
+    for the next.
 
     Raises:
         NotFound, InvalidInput, Corrupt, Conflict, Unsupported: As `load` does, at the call what concerns all
