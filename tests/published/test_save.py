@@ -25,6 +25,7 @@ from tests.support import disks
 
 import waystation
 from waystation import errors, storage
+from waystation.frameworks.numpy_arrays import NumpyCodec
 from waystation.safetensors import load, save
 
 
@@ -47,6 +48,27 @@ def test_what_is_no_array_is_refused(tmp_path: Path, state: Any) -> None:
         save(state, tmp_path / "model")
     assert caught.value.context.get("tensor") == (None if state is None else "b")
     assert not list(tmp_path.iterdir())
+
+
+def test_arrays_that_lie_in_one_piece_are_described_by_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described: list[Any] = []
+    sources = NumpyCodec.sources
+
+    def count(codec: NumpyCodec, leaves: Any) -> Any:
+        described.extend(leaves)
+        return sources(codec, leaves)
+
+    monkeypatch.setattr(NumpyCodec, "sources", count)
+    arrays = {f"{number}": np.full(16, number, np.float32) for number in range(100)}
+    apart = np.arange(20).reshape(4, 5).T
+    save({**arrays, "apart": apart, "none": np.ones((0, 3))}, tmp_path / "model")
+    assert len(described) < 3 and any(leaf is apart for leaf in described)
+    theirs = safetensors.numpy.load_file(tmp_path / "model" / "model.safetensors")
+    assert all(theirs[name].tobytes() == array.tobytes() for name, array in arrays.items())
+    np.testing.assert_array_equal(theirs["apart"], apart)
+    assert theirs["none"].shape == (0, 3)
 
 
 def test_none_within_a_tree_stands_for_no_array(tmp_path: Path) -> None:

@@ -138,13 +138,13 @@ def test_saves_of_published_models_are_observed(tmp_path: Path) -> None:
         waystation.safetensors.save({"w": STATE["w"]}, path)
         with pytest.raises(waystation.errors.Conflict):
             waystation.safetensors.save({"w": STATE["w"]}, path)
-        with pytest.raises(waystation.errors.InvalidInput):
+        with pytest.raises(waystation.errors.UnsupportedLeaf):
             waystation.safetensors.save({"w": "text"}, path, overwrite=True)
     saved, conflict, refused = seen
     assert given == [saved]
     assert (saved.path, saved.bytes_written) == (str(path), path.stat().st_size)
     assert 0 < saved.written_s <= saved.synced_s <= saved.duration_s == saved.blocked_s
-    assert (conflict.operation, conflict.kind, refused.kind) == ("save", "Conflict", "InvalidInput")
+    assert (conflict.operation, conflict.kind, refused.kind) == ("save", "Conflict", "Unsupported")
 
 
 def test_an_observer_that_fails_disturbs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -212,7 +212,7 @@ class Destination:
     def _publish_whole(self, stage: str, files: Sequence[PlannedFile[Any]]) -> list[str]:
         """Makes the hidden directory the destination, which does not exist."""
         file_names = [file.name for file in files]
-        self._write_index(stage, file_names, _index_of(files, file_names))
+        self._write_index(stage, file_names, _index_of(files, file_names) if len(files) > 1 else b"")
         _native.sync_paths([stage])
         _rename_new(stage, self.directory)
         _native.sync_paths([os.path.dirname(self.directory)])
@@ -225,9 +225,10 @@ class Destination:
         file_names = [file.name for file in files]
         if self.format == "safetensors":
             file_names = self._named_anew(stage, file_names)
-        index = _index_of(files, file_names)
         forget_checksums(self.directory, file_names)
         earlier = self._earlier()
+        is_alone = len(files) == 1 and (earlier is None or earlier.is_one_file)
+        index = b"" if is_alone else _index_of(files, file_names)
         if earlier is not None:
             _native.sync_paths([stage])
             replacing.replace(earlier, stage, file_names, index)

@@ -190,7 +190,7 @@ def _called(files: Files | Tensors) -> str:
     try:
         first = storage.located(files[0] if several else files)
     except (WaystationError, IndexError):
-        return f"{files!r:.60}"
+        return "(no location)"  # and not what was given, in which there may be credentials
     return os.path.dirname(first) if several and len(files) > 1 else first
 
 

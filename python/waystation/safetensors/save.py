@@ -18,14 +18,15 @@ import numpy as np
 
 from waystation import _native, storage
 from waystation._arguments import require_boolean, require_type
+from waystation._collection import paused_collection
 from waystation._errors import InvalidInput, Unsupported, UnsupportedLeaf, WaystationError
 from waystation._options import checks
 from waystation._options.in_effect import current_options
 from waystation.frameworks import registry
-from waystation.frameworks.base import ArraySource
+from waystation.frameworks.base import ArraySource, Codec, Contiguous
 from waystation.layouts.native import engine_job
 from waystation.layouts.native.chunks import Chunk
-from waystation.layouts.native.write_plan import segment_words
+from waystation.layouts.native.write_plan import chunk_words
 from waystation.safetensors.description import PACKED
 from waystation.safetensors.destination import Destination, PlannedFile
 from waystation.safetensors.index import is_text
@@ -40,13 +41,23 @@ _HEADER_ALIGN_BYTES = 4096
 _METADATA = {"format": "pt"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Entry:
-    """An array as it is written."""
+    """An array as it is written.
+
+    Attributes:
+        label: Its name.
+        source: What is said of it. Arrays that are alike and lie in one piece have one, without blocks.
+        nbytes: Of its elements.
+        address: Where these are if they lie in one piece in host memory; -1 if the blocks of `source` say it.
+        owner: What keeps its memory.
+    """
 
     label: str
     source: ArraySource
     nbytes: int
+    address: int
+    owner: object
 
     @property
     def item_bytes(self) -> int:
@@ -118,34 +129,57 @@ def save(
     return paths
 
 
+@paused_collection()
 def _entries(state: Any) -> list[_Entry]:
     """What is written; refuses what cannot be."""
     _require_no_none(state)
     leaves, structure = flatten(state)
     paths = structure.key_paths()
     names = _names(paths)
-    codecs = [registry.codec_for(leaf) for leaf in leaves]
     found: list[_Entry | None] = [None] * len(leaves)
-    by_codec: dict[str, list[int]] = {}
-    for number, codec in enumerate(codecs):
+    by_codec: dict[Codec, list[int]] = {}
+    for number, codec in enumerate(map(registry.codec_for, leaves)):
         if codec is None:
             raise UnsupportedLeaf(
                 f"{format_key_path(paths[number])} is a {type(leaves[number]).__name__}, and these files "
                 "hold arrays only; leave it out, or save a checkpoint",
                 tensor=names[number],
             )
-        by_codec.setdefault(codec.name, []).append(number)
-    for numbers in by_codec.values():
-        codec = codecs[numbers[0]]
-        assert codec is not None
+        by_codec.setdefault(codec, []).append(number)
+    for codec, numbers in by_codec.items():
+        rest = _add_contiguous(
+            found, names, numbers, codec.contiguous([leaves[number] for number in numbers])
+        )
         try:
-            sources = codec.sources([leaves[number] for number in numbers])
+            sources = codec.sources([leaves[number] for number in rest])
         except WaystationError as error:
             index = error.context.pop("index", None)
-            raise error.where(tensor=None if index is None else names[numbers[index]])
-        for number, source in zip(numbers, sources, strict=True):
-            found[number] = _entry(names[number], source)
+            raise error.where(tensor=None if index is None else names[rest[index]])
+        for number, source in zip(rest, sources, strict=True):
+            nbytes = _nbytes(names[number], source, sum(math.prod(block.shape) for block in source.blocks))
+            found[number] = _Entry(names[number], source, nbytes, -1, source)
     return [entry for entry in found if entry is not None]
+
+
+def _add_contiguous(
+    found: list[_Entry | None], names: Sequence[str], numbers: Sequence[int], columns: Contiguous | None
+) -> Sequence[int]:
+    """Adds the arrays of one codec that lie in one piece; returns the numbers of the others."""
+    if columns is None:
+        return numbers
+    rest: list[int] = []
+    sizes: dict[int, int] = {}  # by kind, of which there are few
+    rows = zip(numbers, columns.which.tolist(), columns.addresses.tolist(), columns.owners, strict=True)
+    for number, kind, address, owner in rows:
+        source = columns.kinds[kind] if kind >= 0 else None
+        if source is None:
+            rest.append(number)
+            continue
+        nbytes = sizes.get(kind)
+        if nbytes is None:
+            nbytes = sizes[kind] = _nbytes(names[number], source, math.prod(source.storage_shape))
+        found[number] = _Entry(names[number], source, nbytes, address, owner)
+    return rest
 
 
 def _require_no_none(state: Any) -> None:
@@ -164,9 +198,12 @@ def _require_no_none(state: Any) -> None:
 
 
 def _names(paths: Sequence[Any]) -> list[str]:
+    names = list(map(label, paths))
+    every = "".join(names)
+    if all(paths) and len(set(names)) == len(names) and is_text(every) and "\0" not in every:
+        return names
     taken: dict[str, int] = {}
-    for number, path in enumerate(paths):
-        name = label(path)
+    for number, (path, name) in enumerate(zip(paths, names, strict=True)):
         if not path:
             raise InvalidInput("what is saved has no names; give a dict of arrays first, then the path")
         if not is_text(name) or "\0" in name:
@@ -178,10 +215,11 @@ def _names(paths: Sequence[Any]) -> list[str]:
                 "one of them",
                 tensor=name,
             )
-    return list(taken)
+    return names
 
 
-def _entry(name: str, source: ArraySource) -> _Entry:
+def _nbytes(name: str, source: ArraySource, held_items: int) -> int:
+    """The bytes of an array of which this process holds so many elements; refuses what no file can hold."""
     if source.dtype != PACKED and source.storage_shape != source.shape:
         raise Unsupported(
             f"safetensors has no dtype for {source.dtype}; cast the array, or save a checkpoint", tensor=name
@@ -189,31 +227,35 @@ def _entry(name: str, source: ArraySource) -> _Entry:
     if source.dtype == PACKED and not source.shape:
         raise Unsupported("packed elements need an axis to be counted along", tensor=name)
     items = math.prod(source.storage_shape)
-    if sum(math.prod(block.shape) for block in source.blocks) != items:
+    if held_items != items:
         raise InvalidInput(
             "this process holds only a part of an array; gather it first, or save a checkpoint, which all "
             "processes write together",
             tensor=name,
         )
-    return _Entry(name, source, items * source.storage_item_bytes)
+    return items * source.storage_item_bytes
 
 
 def _write(stage: str, files: Sequence[PlannedFile[_Entry]], headers: Sequence[bytes]) -> int:
     """Writes the files, durably; returns how many bytes they have."""
     planned = []
     for file, header in zip(files, headers, strict=True):
-        words: list[int] = []
-        position = len(header)
-        for entry in file.arrays:
-            source = entry.source
-            if entry.nbytes:
-                chunk = Chunk(0, None, source.storage_shape, entry.nbytes, source.blocks)
-                words += segment_words(position, chunk, source.storage_item_bytes)
-            position += entry.nbytes
-        planned.append((os.path.join(stage, file.name), header, position, np.array(words, np.int64)))
-    owners = [entry.source for file in files for entry in file.arrays]
+        lengths = np.array([entry.nbytes for entry in file.arrays], np.int64)
+        addresses = np.array([entry.address for entry in file.arrays], np.int64)
+        ends = len(header) + np.cumsum(lengths)
+        others = {place: _chunk(file.arrays[place]) for place in np.flatnonzero(addresses < 0).tolist()}
+        item_bytes = {place: file.arrays[place].item_bytes for place in others}
+        words = chunk_words(ends - lengths, lengths, addresses, others, item_bytes)
+        end = int(ends[-1]) if len(ends) else len(header)
+        planned.append((os.path.join(stage, file.name), header, end, words))
+    owners = [entry.owner for file in files for entry in file.arrays]
     options = current_options()
     nbytes = sum(file[2] for file in planned)
     engine_job.calibrate_once(stage, options, nbytes)
     engine_job.run(planned, owners, options, (), lambda _: None, lambda: None, lambda: None, sync=True)
     return nbytes
+
+
+def _chunk(entry: _Entry) -> Chunk:
+    """The whole array, as the blocks of it lie in memory."""
+    return Chunk(0, None, entry.source.storage_shape, entry.nbytes, entry.source.blocks)

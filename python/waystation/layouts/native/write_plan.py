@@ -305,7 +305,7 @@ def _plan_file(
     ends = len(header) + np.cumsum(lengths)
     offsets = ends - lengths
     item_bytes = {place: arrays.item_bytes[kinds[place]] for place in others}
-    words = _words(offsets, lengths, chunks.addresses[group], others, item_bytes)
+    words = chunk_words(offsets, lengths, chunks.addresses[group], others, item_bytes)
     chunk_entries["file"][group] = sequence
     chunk_entries["offset"][group] = offsets
     chunk_entries["length"][group] = lengths
@@ -321,7 +321,7 @@ def _others(chunks: Chunks, group: NDArray[np.int64]) -> dict[int, Chunk]:
     return {place: chunk for place, chunk in others if chunk is not None}
 
 
-def _words(
+def chunk_words(
     offsets: NDArray[np.int64],
     lengths: NDArray[np.int64],
     addresses: NDArray[np.int64],
