@@ -20,6 +20,7 @@ DType: TypeAlias = Any  # a dtype, a mapping of dtypes, or a function of name an
 
 # Narrower floats are quantised values, which mean nothing without the scales beside them.
 _LEAST_FLOAT_BYTES = 2
+_BYTES: tuple[type[Any], ...] = (bytes, bytearray)  # whose elements are numbers
 
 
 def selected(names: Sequence[str], select: Select | None) -> list[str]:
@@ -55,7 +56,7 @@ def _test(select: Select, names: Sequence[str]) -> Callable[[str], bool]:
         return lambda name: pattern.search(name) is not None
     if callable(select):
         return lambda name: bool(select(name))
-    if not isinstance(select, Collection) or isinstance(select, bytes | bytearray):
+    if not isinstance(select, Collection) or isinstance(select, _BYTES):
         raise WrongType(f"select must be a pattern, a function or names, not a {type(select).__name__}")
     chosen, present = set(select), set(names)
     absent = [name for name in select if name not in present]

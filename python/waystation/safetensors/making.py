@@ -148,9 +148,10 @@ def calling_arrays_tensors(opened: OpenedTensors | None = None) -> Iterator[None
         yield
     except WaystationError as error:
         name = error.context.pop("array", None)
-        is_known = name is not None and opened is not None and name in opened.labels
-        path = opened.path_of(opened.labels.index(name)) if is_known else None
-        raise error.where(tensor=name, path=path)
+        error.where(tensor=name)
+        if opened is not None and name in opened.labels:
+            error.where(path=opened.path_of(opened.labels.index(name)))
+        raise
 
 
 def _check_casts(wanted: Wanted, targets: Sequence[Target], rule: CastRule) -> None:

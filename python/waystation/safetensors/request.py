@@ -186,12 +186,12 @@ def _called(files: Files | Tensors) -> str:
     """What a load of files is called before they are open: the path, or the directory of several."""
     if isinstance(files, Tensors):
         return files.path
-    several = isinstance(files, list | tuple)
+    given = files if isinstance(files, list | tuple) else [files]
     try:
-        first = storage.located(files[0] if several else files)
+        first = storage.located(given[0])
     except (WaystationError, IndexError):
         return "(no location)"  # and not what was given, in which there may be credentials
-    return os.path.dirname(first) if several and len(files) > 1 else first
+    return first if len(given) == 1 else os.path.dirname(first)
 
 
 def options_of(memory_limit: int | None, verify: bool | None, gpu_direct: bool | None = None) -> Options:
