@@ -121,14 +121,17 @@ def counting_reads(by_device: dict[int, int]) -> Iterator[None]:
     """Counts what is asked of the files of each device."""
     start_placed = OpenFiles.start_placed
 
-    def counted(self: OpenFiles, boxes: Any, *arguments: Any, **options: Any) -> Arriving:
-        boxes = list(boxes)
+    def counted(self: OpenFiles, tensors: Any, boxes: Any, *arguments: Any, **options: Any) -> Arriving:
+        for number, _ in tensors:
+            device = self.device_of(number)
+            nbytes = self.tensors[number][4] - self.tensors[number][3]
+            by_device[device] = by_device.get(device, 0) + nbytes
         for number, box, *_ in boxes:
             device = self.device_of(number)
             item_bytes = self.tensors[number][4] - self.tensors[number][3]
             item_bytes //= max(1, math.prod(self.array(number).shape))
             by_device[device] = by_device.get(device, 0) + volume(box) * item_bytes
-        return start_placed(self, boxes, *arguments, **options)
+        return start_placed(self, tensors, boxes, *arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OpenFiles, "start_placed", counted)

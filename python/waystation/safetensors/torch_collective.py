@@ -15,12 +15,13 @@ import functools
 import itertools
 import json
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from waystation._collection import paused_collection
 from waystation._options import Options
-from waystation.coordination import collective
+from waystation.coordination import Session, collective
 from waystation.frameworks import casts
 from waystation.frameworks.base import Codec
 from waystation.grid import Box, intersect, relative_to, slices_of_box, volume
@@ -111,6 +112,7 @@ def load_in_group(
 
     processes = torch_groups.of_group(group)
 
+    @paused_collection()
     def decide() -> _Decided:
         processes.require_usable()
         options = options_of(memory_limit, verify)
@@ -131,13 +133,8 @@ def load_in_group(
         return _Decided(opened, plan, options, place)
 
     with processes.opened("load a published model in a group") as session:
-        decided, chosen = collective.attempt(
-            session, decide, functools.partial(_described, send=send), _chosen
-        )
-        sends, are_same = json.loads(chosen)
+        decided, sends = _agree(session, decide, send)
         plan = decided.plan
-        if not are_same:
-            same_model.require_same(session, decided.opened, plan.tensors())
         loading = _Loading(decided, codec, processes, begun_s)
         with failures_published("load", decided.opened.path, begun_s), processes.sending():
             processes.attempt(loading.read_own)
@@ -165,12 +162,24 @@ class _Decided(NamedTuple):
     place: Any
 
 
+def _agree(session: Session, decide: Callable[[], _Decided], send: bool | None) -> tuple[_Decided, bool]:
+    """What this process has found, and whether all send, once they have found the same."""
+    if session.process_count == 1:
+        return decide(), False
+    decided, chosen = collective.attempt(session, decide, functools.partial(_described, send=send), _chosen)
+    sends, are_same = json.loads(chosen)
+    if not are_same:
+        same_model.require_same(session, decided.opened, decided.plan.tensors())
+    return decided, sends
+
+
 def _described(decided: _Decided, send: bool | None) -> bytes:
     """What it says of that to the others."""
     opened, plan, options, place = decided
     view = View.of(opened.headers, options, is_on_host=place.device.type == "cpu" and opened.is_local)
-    said = plan.digest(), send, plan.page_cache_bytes() if plan.sent else 0
-    given = plan.aspects() | {"memory_limit or verify": plan.digest(), "send": send}
+    digest = plan.digest()
+    said = digest, send, plan.page_cache_bytes() if plan.sent else 0
+    given = plan.aspects() | {"memory_limit or verify": digest, "send": send}
     return json.dumps([said, view, given]).encode()
 
 
@@ -244,13 +253,14 @@ class _Loading:
         self._read(self._plan.sent, chosen.frozen(), (self._rank, self._size))
 
     def _read(self, numbers: Sequence[int], options: Options, among: tuple[int, int] | None = None) -> None:
-        compositions: dict[int, Composition] = {}
-        for number in numbers:
-            composition = self._composition(number)
-            if composition is not None:
-                compositions[number] = composition
-        composed = Composed(self._opened, list(compositions.values()), among)
-        incoming = self._incoming(composed, list(compositions))
+        with paused_collection():
+            compositions: dict[int, Composition] = {}
+            for number in numbers:
+                composition = self._composition(number)
+                if composition is not None:
+                    compositions[number] = composition
+            composed = Composed(self._opened, list(compositions.values()), among)
+            incoming = self._incoming(composed, list(compositions))
         made = Made(composed, len(incoming))
         batches = [(self._codec, incoming)]
         filling = Filling(composed, options, Progress(), None, batches, statistics=self.statistics)
