@@ -56,7 +56,7 @@ def _test(select: Select, names: Sequence[str]) -> Callable[[str], bool]:
         return lambda name: pattern.search(name) is not None
     if callable(select):
         return lambda name: bool(select(name))
-    if not isinstance(select, Collection) or isinstance(select, _BYTES):
+    if isinstance(select, _BYTES) or not isinstance(select, Collection):
         raise WrongType(f"select must be a pattern, a function or names, not a {type(select).__name__}")
     chosen, present = set(select), set(names)
     absent = [name for name in select if name not in present]
