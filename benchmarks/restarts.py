@@ -210,6 +210,7 @@ def _started(job: Job, system: str, program: Path, directory: Path) -> Iterator[
             ]
     started = Started([], directory / "stderr")
     with contextlib.ExitStack() as ending, started.log.open("w") as log:
+        ending.callback(_end_orphans, program)  # torchrun leaves its processes behind if it is killed
         for rank, own in enumerate(_environments(job) if system == ALONE else [{}]):
             process = subprocess.Popen(
                 commands[rank],
@@ -244,6 +245,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def _end_orphans(program: Path) -> None:
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.fsencode(program) in (entry / "cmdline").read_bytes().split(b"\0"):
+                os.kill(int(entry.name), signal.SIGKILL)
 
 
 def _step(directory: Path, rank: int, start: int, started: Started) -> tuple[float, int]:

@@ -47,7 +47,7 @@ Show: TypeAlias = Callable[[bool, str], None]
 
 FOUND_FAILURE = 1
 # What processes have time for once one has failed: whoever waits for a restart pays for it.
-GRACE_S, RESTART_GRACE_S = 30.0, 2.0
+GRACE_S, RESTART_GRACE_S = 30.0, 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -509,7 +509,7 @@ def _launch(
             metavar="SECONDS",
             min=0,
             help="Time that the other processes have to end after one failed. "
-            "[default: 30, and 2 where the program is started again]",
+            "[default: 30, and 1 where the program is started again]",
         ),
     ] = None,
     restarts: Annotated[
