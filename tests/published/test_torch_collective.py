@@ -18,6 +18,7 @@ from tests.published.group_scenarios import bytes_of
 from tests.support import disks
 from tests.support.programs import Raised, running
 
+from waystation import telemetry
 from waystation.safetensors import Divided, Only, load_in_group
 
 MIB = 1 << 20
@@ -333,3 +334,11 @@ def test_a_killed_process_is_named_by_all_others(
 def test_what_is_no_group_is_refused(model: Path) -> None:
     with pytest.raises(ValueError, match="process group"):
         load_in_group(model, group="world")
+
+
+def test_a_load_that_fails_as_it_opens_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"damaged!")
+    seen: list[Any] = []
+    with telemetry.subscribe(seen.append), pytest.raises(ValueError, match="safetensors"):
+        load_in_group(tmp_path / "model.safetensors", group=None)
+    assert [type(each).__name__ for each in seen] == ["TransferFailure"]

@@ -141,7 +141,11 @@ class StoreSession:
         self._handled = sys.exception()  # which the caller was handling before, so that it is not of this
         self._others = [index for index in range(self.process_count) if index != self.process_index]
         self._watched = self._named(self._others if self.is_primary else [primary])
-        store.begin(self._watched)
+        try:
+            store.begin(self._watched)
+        except BaseException as error:  # the others have taken the same number, and come
+            self._tell(self._keys(0), error)
+            raise
 
     @property
     def is_primary(self) -> bool:
@@ -160,7 +164,9 @@ class StoreSession:
             self._over = True
             if not isinstance(error, Exception):  # an interrupt waits for nobody who has not come
                 self._note_absent(keys)
-            self._tell(keys, error)
+            # Where there is a decision already, the others go on to the next round.
+            if not self._tell(keys, error):
+                self._tell(self._keys(self._rounds), error)
             self._note_failure([])
             raise
         finally:
@@ -452,13 +458,15 @@ class StoreSession:
 
     # Verdicts -------------------------------------------------------------------------------------------
 
-    def _tell(self, keys: _Keys, error: BaseException) -> None:
-        """Makes an error that is being raised here everybody's, if the store allows."""
+    def _tell(self, keys: _Keys, error: BaseException) -> bool:
+        """Makes an error that is being raised here everybody's, if the store allows; returns False if the
+        round has ended already."""
         try:
-            self._put_failure(keys, error)
+            return self._put_failure(keys, error)
         except WaystationError as unable:
             if unable is not error:
                 error.add_note(f"The other processes could not be told: {unable}")
+            return True
 
     def _put_failure(self, keys: _Keys, error: BaseException, kind: str = FAILURE) -> bool:
         encoded = error_codec.encode(error, self.processes[self.process_index])

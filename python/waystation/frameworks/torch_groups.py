@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch.distributed.device_mesh import DeviceMesh
 
 from waystation import coordination
-from waystation._errors import InvalidInput, Unavailable
+from waystation._errors import InvalidInput, Unavailable, WaystationError
 from waystation._options.in_effect import current_options
 from waystation.coordination import Session, collective
 from waystation.frameworks import torch_memory
@@ -136,6 +136,8 @@ class TorchGroup:
         look = None if self._session is None else self._session.look
         try:
             _finish(begin(), tensor, self._ranks, look, may_wait_again=may_wait_again)
+        except WaystationError:  # of another process; some of them are RuntimeErrors
+            raise
         except RuntimeError as error:
             said = (
                 "a process group could not carry what its processes have read: "
@@ -149,7 +151,7 @@ class TorchGroup:
         try:
             yield
         except BaseException as error:
-            if error is not self._raised_in_all:
+            if self.size > 1 and error is not self._raised_in_all:
                 _unusable.add(self.group)
             raise
 
@@ -467,7 +469,10 @@ def even_blocks(extent: int, count: int) -> list[range]:
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a contiguous tensor, in the same memory."""
-    return tensor.detach().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().reshape(-1)
+    if not flat.numel():  # of which torch may say that its elements do not follow one another
+        return flat.new_empty(0, dtype=torch.uint8)
+    return flat.view(torch.uint8)
 
 
 def bytes_in_order(tensor: torch.Tensor) -> torch.Tensor:

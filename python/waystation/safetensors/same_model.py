@@ -42,7 +42,11 @@ def mark_of(headers: Sequence[Header]) -> str:
     seen: list[tuple[object, ...]] = []
     for header in headers:
         nbytes, tag = header.identity.nbytes, header.identity.tag
-        seen.append((header.path, nbytes, tag) if header.is_tagged else (kernel, *header.identity))
+        if header.is_tagged:
+            seen.append((header.path, nbytes, tag))
+        else:  # what is not of this system is no device and no inode, either
+            place = None if header.source.engine is None else header.path
+            seen.append((kernel, place, *header.identity))
     return hashlib.sha256(repr(seen).encode()).hexdigest()
 
 
@@ -60,13 +64,14 @@ def require_same(session: Session, opened: OpenFiles, names: Sequence[str]) -> N
     chosen = _spread(sorted(names), _MOST_SAMPLES if opened.is_local else _MOST_SAMPLES_OF_STORES)
 
     def describe(samples: Sequence[str]) -> bytes:
-        return json.dumps([opened.path, samples]).encode()
+        return json.dumps([opened.path, dict(zip(chosen, samples, strict=True))]).encode()
 
     def compare(parts: Sequence[bytes]) -> bytes:
         (path, own), *others = [json.loads(part) for part in parts]
         for process, (other_path, other) in zip(session.processes[1:], others, strict=True):
-            if own != other:
-                name = next(name for name, *two in zip(chosen, own, other, strict=True) if two[0] != two[1])
+            # Of a store a process samples fewer tensors, some of those that it samples of files.
+            name = next((name for name in own if other.get(name, own[name]) != own[name]), None)
+            if name is not None:
                 raise InvalidInput(
                     f"processes {session.processes[0]} and {process} load different models together: the "
                     f"values of {name!r} are not the same in '{path}' and '{other_path}'; give all of them "

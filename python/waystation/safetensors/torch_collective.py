@@ -36,7 +36,7 @@ from waystation.safetensors.load import statistics_of
 from waystation.safetensors.making import Made, Wanted, calling_arrays_tensors, codec_of, incoming_of
 from waystation.safetensors.open_files import OpenFiles
 from waystation.safetensors.placement import Joined, Placement, part_of, results_of
-from waystation.safetensors.request import options_of
+from waystation.safetensors.request import failures_of, options_of
 from waystation.safetensors.sources import Files, find
 from waystation.safetensors.stream import stream_arrays
 from waystation.transfers.buffers import Incoming
@@ -133,7 +133,8 @@ def load_in_group(
         return _Decided(opened, plan, options, place)
 
     with processes.opened("load a published model in a group") as session:
-        decided, sends = _agree(session, decide, send)
+        with failures_of(files):
+            decided, sends = _agree(session, decide, send)
         plan = decided.plan
         loading = _Loading(decided, codec, processes, begun_s)
         with failures_published("load", decided.opened.path, begun_s), processes.sending():
@@ -264,7 +265,7 @@ class _Loading:
         made = Made(composed, len(incoming))
         batches = [(self._codec, incoming)]
         filling = Filling(composed, options, Progress(), None, batches, statistics=self.statistics)
-        with calling_arrays_tensors():
+        with calling_arrays_tensors(composed):
             filling.finish(made)
         self.found |= zip(compositions, made.arrays, strict=True)
 
