@@ -715,6 +715,7 @@ PART = "torch.distributed.destroy_process_group()"
 
 
 @pytest.mark.parametrize("hosts", [0, 2])
+@pytest.mark.share(2)
 def test_a_recovery_from_memory_has_its_phases(tmp_path: Path, hosts: int) -> None:
     code = TRAIN.format(connect=CONNECT if hosts else "", part=PART if hosts else "")
     (tmp_path / "train.py").write_text(code)
