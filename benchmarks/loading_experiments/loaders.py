@@ -21,6 +21,8 @@ from benchmarks.loading_experiments.models import files_of
 
 Arrays = dict[str, Any]
 DEFAULT = "default"
+CAST = "float32"
+"""The way of a loader that makes arrays of that dtype, whatever the files hold."""
 
 
 class Loader:
@@ -41,6 +43,11 @@ class Loader:
         self.divided = divided
         self.processes = processes
         self.process = process
+
+    @property
+    def dtype(self) -> str | None:
+        """What arrays are cast to; None where they stay as the files have them."""
+        return CAST if self.way == CAST else None
 
     def load(self, directory: Path) -> Arrays:
         """Loads; the arrays are complete when it returns, unless they are mapped."""
@@ -70,7 +77,7 @@ class WaystationSafetensorsTorch(Loader):
 
     def load(self, directory: Path) -> Arrays:
         if self.processes == 1 and not self.divided:
-            return self._library.load(directory, framework="torch", mmap=self.way == "mmap")
+            return self._library.load(directory, framework="torch", mmap=self.way == "mmap", dtype=self.dtype)
         rows = self._library.Divided(axis=0)
         placement = (lambda _, shape: rows if len(shape) == 2 else None) if self.divided else None
         return self._library.load_in_group(directory, group=self._group, placement=placement)
@@ -104,7 +111,7 @@ class WaystationSafetensorsJax(Loader):
 
 
 class SafetensorsTorch(Loader):
-    """`mmap` gives views of the mapping, `pread` memory of its own."""
+    """`mmap` gives views of the mapping, `pread` memory of its own; a cast reads the mapping."""
 
     name = "safetensors-torch"
     framework = "torch"
@@ -120,6 +127,9 @@ class SafetensorsTorch(Loader):
     def load(self, directory: Path) -> Arrays:
         found: Arrays = {}
         for file in files_of(directory):
+            if self.dtype is not None:
+                found.update({name: tensor.float() for name, tensor in self._load_file(file).items()})
+                continue
             if not self.divided:
                 found.update(self._load_file(file, backend=self.way))
                 continue

@@ -158,14 +158,16 @@ def _check(loader: Loader, leaves: list[Leaf], loaded: Arrays, *, everything: bo
         raise ValueError(f"names differ: {sorted(names ^ loaded.keys())[:5]}")
     for leaf in leaves:
         shape = block_of(loader, leaf).shape
+        wanted = shape, loader.dtype or leaf.dtype
         for found in _shapes(loader, loaded[leaf.name]):
-            if found != (shape, leaf.dtype):
-                raise ValueError(f"tensor '{leaf.name}' is {found}, not {(shape, leaf.dtype)}")
+            if found != wanted:
+                raise ValueError(f"tensor '{leaf.name}' is {found}, not {wanted}")
     for leaf in leaves if everything else [max(leaves, key=lambda leaf: leaf.nbytes)]:
         rows = loader.rows(leaf.shape)
-        wanted = values(leaf) if rows is None else values(leaf)[rows]
+        block = values(leaf) if rows is None else values(leaf)[rows]
+        block = block if loader.dtype is None else block.astype(loader.dtype)
         if not np.array_equal(
-            bytes_of(loader.framework, loaded[leaf.name]), wanted.reshape(-1).view(np.uint8)
+            bytes_of(loader.framework, loaded[leaf.name]), block.reshape(-1).view(np.uint8)
         ):
             raise ValueError(f"tensor '{leaf.name}' differs")
 

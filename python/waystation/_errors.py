@@ -122,6 +122,10 @@ class Internal(WaystationError, RuntimeError):
     kind = "Internal"
 
 
+class ProcessFailed(Internal):
+    """Another process failed with an error that is none of these: see its traceback, which is a note."""
+
+
 class PermissionDenied(InvalidInput, PermissionError):
     """The operating system refuses access to a path."""
 

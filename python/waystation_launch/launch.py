@@ -46,6 +46,8 @@ Tell: TypeAlias = Callable[[str, str | None], None]
 Show: TypeAlias = Callable[[bool, str], None]
 
 FOUND_FAILURE = 1
+# What processes have time for once one has failed: whoever waits for a restart pays for it.
+GRACE_S, RESTART_GRACE_S = 30.0, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,8 @@ class Request:
         count: The number of processes on each host.
         jax: Whether to set the variables of JAX.
         torch: Whether to set the variables of torch.
-        grace_s: How long the other processes may continue after one has failed.
+        grace_s: How long processes may continue after one has failed, or a signal was passed on; None:
+            `GRACE_S`, and `RESTART_GRACE_S` where the program is then started again.
         restarts: How often the program, and the agent, are restarted at most.
         agent: The directory of the agent's store, or of the stores of all emulated hosts; None for no agent.
         agent_memory: How much memory a new agent may take: a number of bytes with or without a unit.
@@ -76,7 +79,7 @@ class Request:
     count: int
     jax: bool
     torch: bool
-    grace_s: float
+    grace_s: float | None = None
     restarts: int = 0
     agent: Path | None = None
     agent_memory: str | None = None
@@ -132,10 +135,12 @@ class _Others:
     Attributes:
         launches: The launches of the other hosts; None if this one starts all processes.
         standbys: What the processes are restarted from; None if each is started anew.
+        may_restart: Whether the program is started again if it fails.
     """
 
     launches: Rendezvous | None
     standbys: Standbys | None
+    may_restart: bool
 
 
 def run(request: Request, tell: Tell, show: Show) -> Result:
@@ -176,7 +181,7 @@ def _run(
             if standbys is not None:
                 standbys.is_wanted = left > 0
                 told |= standbys.environment
-            others = _Others(rendezvous, standbys)
+            others = _Others(rendezvous, standbys, left > 0)
             outcome = _launched(request, hosts, agents, told, others, tell, show)
             recoveries.note(outcome)
             code, report = _ended(outcome, rendezvous)
@@ -408,16 +413,20 @@ def _launched_in(
         for environment in environments[place * request.count : (place + 1) * request.count]:
             environment.update(agent.environment)
     indices = range(world.first_index, world.first_index + len(environments))
+    grace_s = failure_grace_s = request.grace_s
+    if grace_s is None or failure_grace_s is None:
+        grace_s, failure_grace_s = GRACE_S, RESTART_GRACE_S if others.may_restart else GRACE_S
     launch = Launch(
         request.command,
         environments,
-        request.grace_s,
+        grace_s,
         _numbered(show, indices),
-        _announcer(tell, len(environments), request.grace_s),
+        _announcer(tell, len(environments), failure_grace_s),
         agents,
         world.first_index,
         others.launches,
         others.standbys,
+        failure_grace_s,
     )
     try:
         return launch.run()

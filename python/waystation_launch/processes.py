@@ -5,9 +5,9 @@ seen through a file descriptor (pidfd) in the moment it happens, and noted with 
 read or reaped: when one death makes others fail, the order says which was the cause.
 
 What can end a launch: all processes end by themselves; one ends abnormally, after which the others have
-`grace_s` to fail by themselves and say why; a launch on another host says that the program has failed there,
-which is the same; a signal to the launcher, which is passed on. Whoever is still there then gets SIGTERM, and
-after `TERMINATION_S` SIGKILL.
+`failure_grace_s` to fail by themselves and say why; a launch on another host says that the program has failed
+there, which is the same; a signal to the launcher, which is passed on. Whoever is still there then gets
+SIGTERM, and after `TERMINATION_S` SIGKILL.
 
 Invariants: no process of the program outlives the launch, nor what it has started (a launcher that is killed
 itself takes the processes along, through PR_SET_PDEATHSIG); each line of output appears whole. Linux only.
@@ -250,22 +250,25 @@ class Launch:
         first_index: int = 0,
         others: Others | None = None,
         reserve: Reserve | None = None,
+        failure_grace_s: float | None = None,
     ) -> None:
         """
         Args:
             command: The program and its arguments.
             environments: The environment of each process.
-            grace_s: How long the others may still run when one has failed.
+            grace_s: How long processes may still run when a signal was passed on to them.
             on_line: Takes each line of output.
             on_failure: Called when a process has failed and the others are given their time.
             companions: What runs beside the program, and is started again when it ends.
             first_index: The number of the first process, of all that the program has.
             others: The launches of other hosts; None if there are none that this one has to heed.
             reserve: What may become processes of the program; None if all are started anew.
+            failure_grace_s: How long the others may still run when one has failed; None for `grace_s`.
         """
         self._command = list(command)
         self._environments = dict(enumerate(environments, first_index))
         self._grace_s = grace_s
+        self._failure_grace_s = grace_s if failure_grace_s is None else failure_grace_s
         self._on_line = on_line
         self._on_failure = on_failure
         self._companions = companions
@@ -424,7 +427,7 @@ class Launch:
         program.exit_code = program.process.wait()
         self._order.append(program)
         if program.failed and self._deadline_s is None:
-            self._deadline_s = self._now_s() + self._grace_s
+            self._deadline_s = self._now_s() + self._failure_grace_s
             self._on_failure(program)
             if self._others is not None:
                 self._others.fails(f"process {program.index} has failed")
@@ -435,7 +438,7 @@ class Launch:
             return
         self._others.handle()
         if self._others.stopped is not None and self._deadline_s is None:
-            self._deadline_s = self._now_s() + self._grace_s
+            self._deadline_s = self._now_s() + self._failure_grace_s
 
     def _look_after_reserve(self) -> None:
         """Nothing is prepared once the program is ending: it would only slow that down."""

@@ -162,6 +162,28 @@ def test_an_exception_is_shown(tmp_path: Path) -> None:
     assert done.stderr.endswith("  | ValueError: of process 0\n")
 
 
+def test_a_restart_does_not_wait_long_for_the_others(tmp_path: Path) -> None:
+    code = """
+from pathlib import Path
+directory = Path(sys.argv[1])
+mark = directory / f"first-{index}"
+is_first = not mark.exists()
+mark.touch()
+if index == 1:
+    while not (directory / "first-0").exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(600 if is_first else 0)
+"""
+    done = launch("-n", "2", "--restarts", "1", "--no-standby", *program(tmp_path, code), str(tmp_path))
+    assert done.returncode == 1
+    announced = re.findall(r"was killed by SIGKILL; the others have (\d+) s to end", done.stderr)
+    assert announced == ["1", "30"]
+    assert re.search(
+        r"process 0 .* was killed by SIGTERM, \d+\.\d s later, after it was sent SIGTERM", done.stderr
+    )
+
+
 def test_who_does_not_heed_sigterm_is_killed(tmp_path: Path) -> None:
     code = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -75,6 +75,7 @@ def survivable(place: Place) -> dict[str, Any]:
         several_errors,
         interrupt,
         error_between_rounds,
+        look,
         out_of_step,
         out_of_step_primaries,
         named_sequences,
@@ -211,6 +212,24 @@ def error_between_rounds(place: Place) -> Any:
             if place.index == 1:
                 raise NotFound("between rounds")
             session.barrier()
+        finally:
+            session.close()
+
+    return attempt(use)
+
+
+def look(place: Place) -> Any:
+    def use() -> None:
+        session = open_session("work beside rounds")
+        try:
+            session.look()  # nobody has come, or failed
+            session.barrier()
+            if place.index == 1:
+                raise NotFound("while others look")
+            until = time.monotonic() + programs.HANG_S
+            while time.monotonic() < until:
+                session.look()
+                time.sleep(0.01)
         finally:
             session.close()
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from waystation import _errors
 from waystation.coordination import error_codec
-from waystation.errors import Cancelled, DiskFull, Internal, NotFound, WaystationError
+from waystation.errors import Cancelled, DiskFull, NotFound, ProcessFailed, WaystationError
 
 CLASSES = [
     value
@@ -90,11 +90,11 @@ def test_the_traceback_is_a_note() -> None:
 @pytest.mark.parametrize(
     ("error", "cls", "message"),
     [
-        (ValueError("bad"), Internal, "process 7 raised ValueError: bad"),
-        (FileNotFoundError(2, "No such file", "/x"), Internal, None),
-        (MemoryError(), Internal, "process 7 raised MemoryError"),
-        (Unprintable(), Internal, "process 7 raised Unprintable: <Unprintable that cannot be shown>"),
-        (ExceptionGroup("two", [ValueError("1"), KeyError("2")]), Internal, None),
+        (ValueError("bad"), ProcessFailed, "process 7 raised ValueError: bad"),
+        (FileNotFoundError(2, "No such file", "/x"), ProcessFailed, None),
+        (MemoryError(), ProcessFailed, "process 7 raised MemoryError"),
+        (Unprintable(), ProcessFailed, "process 7 raised Unprintable: <Unprintable that cannot be shown>"),
+        (ExceptionGroup("two", [ValueError("1"), KeyError("2")]), ProcessFailed, None),
         (KeyboardInterrupt(), Cancelled, "process 7 was stopped by KeyboardInterrupt"),
         (SystemExit(3), Cancelled, "process 7 was stopped by SystemExit: 3"),
     ],

@@ -139,12 +139,12 @@ def test_an_error_of_the_decision_is_everybody_s(seen: list[dict[str, Any]]) -> 
         assert error.context == ({"step": 3} if index == 0 else {"step": 3, "process": 0})
 
 
-def test_errors_of_others_arrive_as_internal(seen: list[dict[str, Any]]) -> None:
+def test_errors_of_other_libraries_arrive_with_their_type(seen: list[dict[str, Any]]) -> None:
     for index, error in enumerate(errors(seen, "foreign_error")):
         if index == 1:
             assert error.type == "KeyError"
         else:
-            assert (error.type, error.message) == ("Internal", "process 1 raised KeyError: 'absent'")
+            assert (error.type, error.message) == ("ProcessFailed", "process 1 raised KeyError: 'absent'")
 
 
 def test_of_several_errors_each_process_raises_its_own(seen: list[dict[str, Any]]) -> None:
@@ -161,6 +161,11 @@ def test_an_interrupt_cancels_the_others(seen: list[dict[str, Any]]) -> None:
 def test_an_error_between_rounds_is_told_on_closing(seen: list[dict[str, Any]]) -> None:
     for error in errors(seen, "error_between_rounds"):
         assert (error.type, error.message) == ("NotFound", "between rounds")
+
+
+def test_a_look_raises_what_another_process_fails_with(seen: list[dict[str, Any]]) -> None:
+    for error in errors(seen, "look"):
+        assert (error.type, error.message) == ("NotFound", "while others look")
 
 
 def test_processes_out_of_step_are_shown_what_each_wanted(seen: list[dict[str, Any]]) -> None:

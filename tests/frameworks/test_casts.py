@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import subprocess
+import sys
 import warnings
 from bisect import bisect_left
 from fractions import Fraction
@@ -307,3 +309,43 @@ def test_no_number_becomes_what_is_none() -> None:
     ]:
         with pytest.raises(InvalidInput, match="cannot be loaded as"):
             casts.check(stored, wanted, LENIENT)
+
+
+@pytest.mark.parametrize("shape", [(1 << 22,), (3, 1 << 21), (1, 1, 1 << 22), (1 << 22, 1)])
+@pytest.mark.parametrize(
+    ("stored", "wanted"), [("float16", "float32"), ("bfloat16", "float32"), ("int16", "int64")]
+)
+def test_large_arrays_are_cast_in_parts(shape: tuple[int, ...], stored: str, wanted: str) -> None:
+    bits = np.random.default_rng(0).integers(0, 1 << 16, shape, np.uint16)
+    source = bits.view(dtypes.of_name(stored).host)
+    place = np.empty((*shape, 2), dtypes.of_name(wanted).host)[..., 0]  # not contiguous
+    assert place.nbytes >= 2 * casts._THREAD_BYTES
+    casts.copy(place, source, STRICT)
+    expected = source.astype(place.dtype)
+    assert place.tobytes() == expected.tobytes()
+
+
+def test_of_the_values_that_are_refused_the_first_is_named() -> None:
+    source = np.zeros(1 << 23, np.float32)
+    source[[10, -10]] = 1e6, 2e6
+    with pytest.raises(LossyCast, match="1000000"):
+        casts.copy(np.empty(source.shape, np.float16), source, STRICT)
+
+
+def test_a_program_that_is_ending_starts_no_threads() -> None:
+    code = """
+import atexit, threading
+import numpy as np
+from waystation.frameworks import casts
+from waystation.frameworks.base import CastRule
+
+def cast():
+    threading.main_thread().join()
+    place = np.empty(1 << 23, np.float32)
+    casts.copy(place, np.ones(place.shape, np.float16), CastRule(False, "x"))
+    print(int(place.sum()))
+
+threading.Thread(target=cast).start()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout.strip(), done.stderr) == ("8388608", "")

@@ -121,14 +121,17 @@ def counting_reads(by_device: dict[int, int]) -> Iterator[None]:
     """Counts what is asked of the files of each device."""
     start_placed = OpenFiles.start_placed
 
-    def counted(self: OpenFiles, boxes: Any, *arguments: Any, **options: Any) -> Arriving:
-        boxes = list(boxes)
+    def counted(self: OpenFiles, tensors: Any, boxes: Any, *arguments: Any, **options: Any) -> Arriving:
+        for number, _ in tensors:
+            device = self.device_of(number)
+            nbytes = self.tensors[number][4] - self.tensors[number][3]
+            by_device[device] = by_device.get(device, 0) + nbytes
         for number, box, *_ in boxes:
             device = self.device_of(number)
             item_bytes = self.tensors[number][4] - self.tensors[number][3]
             item_bytes //= max(1, math.prod(self.array(number).shape))
             by_device[device] = by_device.get(device, 0) + volume(box) * item_bytes
-        return start_placed(self, boxes, *arguments, **options)
+        return start_placed(self, tensors, boxes, *arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OpenFiles, "start_placed", counted)
@@ -154,9 +157,14 @@ def peak(place: Place, model: Path, options: dict[str, Any]) -> tuple[int, int]:
     return held, status("VmHWM") - before - held
 
 
-def different(place: Place, models: list[Path]) -> Any:
+def different(place: Place, models: list[Path], options: dict[str, Any] | None = None) -> Any:
     """What each process sees when they are given different models."""
-    return load(place, models[place.index], {})
+    return load(place, models[place.index], options or {})
+
+
+def fails(name: str) -> bool:
+    """A function that raises."""
+    raise KeyError("of the program")
 
 
 def different_options(place: Place, model: Path, options: list[dict[str, Any]]) -> Any:
@@ -214,6 +222,34 @@ def interrupted(place: Place, model: Path, victim: int, options: dict[str, Any])
     again = load_in_group(model, group=torch.distributed.group.WORLD, **options)
     torch.distributed.barrier()
     return first, {name: bytes_of(tensor) for name, tensor in again.items()}
+
+
+def interrupted_sending(place: Place, model: Path, victim: int) -> tuple[Any, Any, Any]:
+    """What each process sees when one is interrupted as it sends, when all load again, and when they do so
+    in another group."""
+    from waystation.frameworks import torch_groups
+
+    def interrupt(*arguments: Any, **keywords: Any) -> Any:
+        raise KeyboardInterrupt
+
+    def attempt() -> Any:
+        try:
+            load_in_group(model, group=torch.distributed.group.WORLD, send=True)
+        except KeyboardInterrupt:
+            return "interrupted"
+        except Exception as error:
+            return raised(error)
+
+    place.connect()
+    another = torch.distributed.new_group()
+    with pytest.MonkeyPatch.context() as patch:
+        if place.index == victim:
+            patch.setattr(torch_groups.TorchGroup, "broadcast", interrupt)
+        first = attempt()
+    again = attempt()
+    found = load_in_group(model, group=another, send=True)
+    torch.distributed.barrier(another)
+    return first, again, {name: bytes_of(tensor) for name, tensor in found.items()}
 
 
 def beside_fastsafetensors(

@@ -67,6 +67,14 @@ def test_other_tensors_in_one_process_are_refused_in_all(tmp_path: Path, copies:
     assert all("processes 0 and 2" in error.message for error in found)
 
 
+def test_other_values_in_one_process_are_refused_in_all(tmp_path: Path, copies: list[Path]) -> None:
+    state = models.numbers(6, rows=12)
+    models.write_set(copies[1], {name: value + 1 for name, value in state.items()}, 2)
+    found = values(tmp_path, process_scenarios.load_copies, copies, "sharding", {})
+    assert [error.type for error in found] == ["InvalidInput"] * 3
+    assert all("processes 0 and 1 load different models together" in error.message for error in found)
+
+
 def test_alone_a_process_reports_only_to_itself(tmp_path: Path, copies: list[Path]) -> None:
     (copies[1] / "model-00002-of-00002.safetensors").unlink()
     found = values(tmp_path, process_scenarios.load_copies, copies, "sharding", {"together": False})

@@ -15,7 +15,7 @@ from waystation.safetensors.request import options_of
 from waystation.safetensors.torch_collective import View, share_page_cache
 
 FILES = "digest of files"
-VIEW = View("kernel", FILES, is_able=True, available_bytes=1000)
+VIEW = View(FILES, is_able=True, available_bytes=1000)
 
 
 def test_processes_of_one_kernel_with_the_same_files_share() -> None:
@@ -25,7 +25,6 @@ def test_processes_of_one_kernel_with_the_same_files_share() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        VIEW._replace(kernel="of another machine"),
         VIEW._replace(files="of others"),
         VIEW._replace(is_able=False),
         VIEW._replace(available_bytes=999),
@@ -36,17 +35,11 @@ def test_one_that_differs_is_enough_not_to(other: View) -> None:
     assert not share_page_cache([other, VIEW], 1000)
 
 
-def test_what_is_unknown_is_not_shared() -> None:
-    unknown = VIEW._replace(kernel="")
-    assert not share_page_cache([unknown, unknown], 0)
-
-
 def test_what_a_process_says(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"a": torch.ones(3)}, path)
     headers = read_headers([str(path)])
     view = View.of(headers, options_of(None, None), is_on_host=True)
-    assert view.kernel == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert view == View(*json.loads(json.dumps(view)))
     save_file({"a": torch.ones(3)}, tmp_path / "copy.safetensors")
     copied = read_headers([str(tmp_path / "copy.safetensors")])

@@ -199,6 +199,46 @@ def test_different_models_are_refused_in_all(tmp_path: Path, model: Path) -> Non
     assert all("different files, select, rename or join" in error.message for error in errors)
 
 
+@pytest.mark.parametrize("send", [True, None])
+def test_models_that_differ_in_their_values_alone_are_refused_in_all(
+    tmp_path: Path, model: Path, send: bool | None
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(model, other)
+    state = {f"1.{name}": tensor for name, tensor in STATE.items()}
+    save_file(state | {"1.b": state["1.b"] + 1}, other / "1.safetensors")
+    errors = values(tmp_path, 3, group_scenarios.different, [model, model, other], {"send": send})
+    assert [error.type for error in errors] == ["InvalidInput"] * 3
+    assert {error.message for error in errors} == {
+        "processes 0 and 2 load different models together: the values of '1.b' are not the same in "
+        f"'{model}' and '{other}'; give all of them the same model"
+    }
+
+
+@pytest.mark.parametrize("send", [True, None])
+def test_each_may_have_a_copy(tmp_path: Path, model: Path, send: bool | None) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(model, other)
+    expected = {f"{number}.{name}": bytes_of(tensor) for number in range(3) for name, tensor in STATE.items()}
+    for found in values(tmp_path, 2, group_scenarios.different, [model, other], {"send": send}):
+        assert dict(found) == expected
+
+
+def test_what_one_process_alone_gives_wrongly_is_raised_by_all(tmp_path: Path, model: Path) -> None:
+    errors = values(tmp_path, 2, group_scenarios.different_options, model, [{}, {"memory_limit": -1}])
+    assert [(error.type, error.context.get("process")) for error in errors] == [
+        ("InvalidInput", 1),
+        ("InvalidInput", None),
+    ]
+
+
+def test_what_a_function_raises_in_one_process_is_named_in_all(tmp_path: Path, model: Path) -> None:
+    options = [{}, {"select": group_scenarios.fails}]
+    other, own = values(tmp_path, 2, group_scenarios.different_options, model, options)
+    assert own.type == "KeyError"
+    assert (other.type, other.message) == ("ProcessFailed", "process 1 raised KeyError: 'of the program'")
+
+
 @pytest.mark.parametrize(
     ("first", "second", "differs"),
     [
@@ -252,6 +292,21 @@ def test_an_interrupted_process_is_named_by_all_others_and_all_may_load_again(
         told = first if index == victim else (first.type, first.context["process"])
         assert told == ("interrupted" if index == victim else ("Cancelled", victim))
         assert again == expected
+
+
+@pytest.mark.share(2)
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_one_interrupted_while_tensors_are_sent_is_named_by_all_others(
+    tmp_path: Path, model: Path, victim: int
+) -> None:
+    expected = {f"{number}.{name}": bytes_of(tensor) for number in range(3) for name, tensor in STATE.items()}
+    for index, found in enumerate(values(tmp_path, 3, group_scenarios.interrupted_sending, model, victim)):
+        first, again, in_another_group = found
+        told = first if index == victim else (first.type, first.context["process"])
+        assert told == ("interrupted" if index == victim else ("Cancelled", victim))
+        assert again.type == "InvalidInput"
+        assert "give another group" in again.message
+        assert in_another_group == expected
 
 
 @pytest.mark.share(3)

@@ -213,6 +213,10 @@ class Rounds:
         """Waits until every process is here."""
         self._session.barrier()
 
+    def look(self) -> None:
+        """Raises what another process has failed with since the last round."""
+        self._session.look()
+
     def broadcast(self, make: Callable[[], bytes]) -> bytes:
         """What `make` returns in the primary, in which alone it is called."""
         return self.round(lambda: b"", lambda parts: make())

@@ -503,14 +503,15 @@ def _launch(
     jax: Annotated[bool, typer.Option("--jax", help="Set only what JAX reads.")] = False,
     torch: Annotated[bool, typer.Option("--torch", help="Set only what torch reads.")] = False,
     grace: Annotated[
-        float,
+        float | None,
         typer.Option(
             "--grace",
             metavar="SECONDS",
             min=0,
-            help="Time that the other processes have to end after one failed.",
+            help="Time that the other processes have to end after one failed. "
+            "[default: 30, and 1 where the program is started again]",
         ),
-    ] = 30.0,
+    ] = None,
     restarts: Annotated[
         int,
         typer.Option(

@@ -56,7 +56,7 @@ class Session(Protocol):
                 raises that error as it is; all others raise an error of the same class and message, whose
                 context has `process` and whose notes have the traceback of that process. Of several errors
                 the first that the primary saw is everybody's. Errors that are no WaystationError arrive
-                elsewhere as Internal, naming the original type.
+                elsewhere as ProcessFailed, naming the original type.
             Unavailable: A process has died, or has not come within the deadline: the message names it (them),
                 says in which round of which operation, and what to do.
         """
@@ -64,6 +64,16 @@ class Session(Protocol):
 
     def barrier(self) -> None:
         """Waits until every process is here; a round without parts or decision."""
+        ...
+
+    def look(self) -> None:
+        """Raises what another process has failed with since the last round, without waiting for any.
+
+        For work that waits for other processes without a round.
+
+        Raises:
+            WaystationError: As `round`.
+        """
         ...
 
     def broadcast(self, make: Callable[[], bytes]) -> bytes:

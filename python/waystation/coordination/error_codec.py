@@ -2,7 +2,7 @@
 
 What arrives is an error of the same class of `waystation.errors`, with the same message and context, the
 context's `process` saying whose it is (unless it names another already) and a note that holds the traceback
-of that process. Errors of other libraries arrive as Internal that names their type; what ends a process
+of that process. Errors of other libraries arrive as ProcessFailed that names their type; what ends a process
 from outside of its work (KeyboardInterrupt, SystemExit) arrives as Cancelled.
 
 Invariants: encoding never fails, whatever the error does when it is printed; decoding never fails, whatever
@@ -16,7 +16,7 @@ import traceback
 from typing import Any
 
 from waystation import _errors
-from waystation._errors import Cancelled, Internal, WaystationError
+from waystation._errors import Cancelled, Internal, ProcessFailed, WaystationError
 
 MOST_BYTES = 1 << 20
 
@@ -75,7 +75,7 @@ def _as_waystation(error: BaseException, process: int) -> WaystationError:
         return error
     told = ": ".join(part for part in (type(error).__name__, _text(error)) if part)
     if isinstance(error, Exception):
-        return Internal(f"process {process} raised {told}")
+        return ProcessFailed(f"process {process} raised {told}")
     return Cancelled(f"process {process} was stopped by {told}")
 
 

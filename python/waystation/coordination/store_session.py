@@ -178,6 +178,19 @@ class StoreSession:
         """Waits until every process is here."""
         self.round(lambda: b"", lambda parts: b"")
 
+    def look(self) -> None:
+        """Raises what another process has failed with since the last round."""
+        if self._over or self._closed:
+            return
+        keys = self._keys(self._rounds)
+        sealed = self._store.get(keys.verdict, 0)
+        # Without this process's part only a failure can be there.
+        outcome = None if sealed is None else self._open_verdict(keys, sealed)
+        if isinstance(outcome, WaystationError):
+            self._over = True
+            self._note_failure([])
+            raise outcome
+
     def broadcast(self, make: Callable[[], bytes]) -> bytes:
         """What `make` returns in the primary, in which alone it is called."""
         return self.round(lambda: b"", lambda parts: make())

@@ -5,15 +5,18 @@ rounded once to the nearest one of the new dtype (ties go to even, in float8_e8m
 raises `LossyCast`.
 Infinity stays infinity and NaN stays NaN, or they raise. ml_dtypes rounds 64-bit numbers twice, by way of
 float32; here they are rounded to odd first, after which the second rounding gives the nearest value.
-Elements are converted in blocks that fit a core's cache, so a cast takes next to no memory of its own.
+Elements are converted in blocks that fit a core's cache, so a cast takes next to no memory of its own; the
+processors share large arrays.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -31,6 +34,8 @@ Values = NDArray[Any]
 _BLOCK_ITEMS = 1 << 16
 # Memory of less was touched with others, or is soon.
 _LARGE_BYTES = 2 << 20
+# A thread is started for so much of an array.
+_THREAD_BYTES = 4 << 20
 
 
 def rule_of_loads(options: Options) -> CastRule:
@@ -38,7 +43,7 @@ def rule_of_loads(options: Options) -> CastRule:
     return CastRule(options.array.loading.allow_lossy_casts, "array.loading.allow_lossy_casts")
 
 
-@lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=1024)
 def check(stored: str, wanted: str, rule: CastRule) -> None:
     """Refuses a cast that is impossible, or that loses values of nearly every array.
 
@@ -117,6 +122,39 @@ def copy(destination: Values, source: Values, rule: CastRule) -> None:
         return
     check(of_numpy(source.dtype).name, of_numpy(destination.dtype).name, rule)
     convert = _conversion(source.dtype, destination.dtype, rule)
+    parts = _parts(destination, source)
+    if len(parts) == 1:
+        _convert(destination, source, convert)
+        return
+    with ThreadPoolExecutor(len(parts), thread_name_prefix="waystation: cast") as threads:
+        casting = [_started(threads, functools.partial(_convert, *part, convert)) for part in parts]
+        for part in casting:
+            part.result()  # of several that fail the first
+
+
+def _parts(destination: Values, source: Values) -> list[tuple[Values, Values]]:
+    """Both in as many parts as there are processors to cast large arrays, in order."""
+    count = min(len(os.sched_getaffinity(0)), destination.nbytes // _THREAD_BYTES)
+    axis = next((axis for axis, extent in enumerate(destination.shape) if extent >= count), None)
+    if count < 2 or axis is None:
+        return [(destination, source)]
+    both = (np.array_split(array, count, axis) for array in (destination, source))
+    return list(zip(*both, strict=True))
+
+
+def _started(threads: Executor, work: Callable[[], None]) -> Future[None]:
+    """Starts work in a thread; does it here in a program that is ending, and starts no threads any more."""
+    try:
+        return threads.submit(work)
+    except RuntimeError:
+        work()
+    done: Future[None] = Future()
+    done.set_result(None)
+    return done
+
+
+def _convert(destination: Values, source: Values, convert: _Conversion) -> None:
+    """Converts block by block."""
     dtypes = [destination.dtype.newbyteorder("="), source.dtype.newbyteorder("=")]
     contiguous: Any = [["writeonly", "contig"], ["readonly", "contig"]]  # which NumPy's stubs do not know
     blocks = np.nditer(
@@ -147,7 +185,7 @@ _COMPONENTS = {
 }
 
 
-@lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=1024)
 def _conversion(stored: np.dtype[Any], wanted: np.dtype[Any], rule: CastRule) -> _Conversion:
     """What converts contiguous blocks of one dtype, in native byte order, to another."""
     source, target = of_numpy(stored.newbyteorder("=")), of_numpy(wanted.newbyteorder("="))
@@ -198,9 +236,13 @@ def _real_conversion(stored: np.dtype[Any], wanted: np.dtype[Any], rule: CastRul
     """The same for real numbers. Values pass through a dtype of NumPy's own that holds all of them."""
     if stored == wanted:
         return _copied
+    if stored == ml_dtypes.bfloat16 and wanted == np.float32:
+        return _extended
     between = _held_exactly(stored)
     range_ = None if rule.may_lose else _range(stored, wanted, between)
     put = _putting(between, wanted)
+    if range_ is None and wanted == between:
+        return _copied
 
     def convert(place: Values, values: Values) -> None:
         exact = values if values.dtype == between else values.astype(between)
@@ -322,7 +364,7 @@ def _is_exponent_only(dtype: np.dtype[Any]) -> bool:
     return float(_finfo(dtype).min) > 0
 
 
-@lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=256)
 def _specials(dtype: np.dtype[Any]) -> tuple[bool, bool]:
     """Whether a dtype of floats has infinities, and NaN."""
     with np.errstate(all="ignore"):
@@ -352,6 +394,11 @@ def _putting(between: np.dtype[Any], wanted: np.dtype[Any]) -> _Conversion:
 
 def _copied(place: Values, values: Values) -> None:
     np.copyto(place, values, casting="unsafe")
+
+
+def _extended(place: Values, values: Values) -> None:
+    """bfloat16 as float32, of which it is the upper half: faster than a cast, and without the interpreter."""
+    np.left_shift(values.view(np.uint16), 16, out=place.view(np.uint32), dtype=np.uint32)
 
 
 def _put_exponents(place: Values, values: Values) -> None:

@@ -14,7 +14,7 @@ import itertools
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -69,16 +69,26 @@ class TorchGroup:
         self.size: int = 1 if group is None else group.size()
         self.rank: int = 0 if group is None else group.rank()
         self._ranks = [_rank()] if group is None else distributed.get_process_group_ranks(group)
+        self._session: Session | None = None
+        self._raised_in_all: BaseException | None = None
 
-    def open(self, what: str) -> Session:
-        """Opens a session of these processes; all of them do."""
-        return coordination.of_torch().open(
-            what,
-            deadline_s=_deadline_s(),
-            primary=min(self._ranks),
-            sequence="" if self.group is None else f"group {self.group.group_name}",
-            processes=self._ranks,
-        )
+    @contextlib.contextmanager
+    def opened(self, what: str) -> Iterator[Session]:
+        """A session of these processes, which all of them open.
+
+        While it is open, what one process fails with ends the waits of the others for what it does not send
+        any more.
+        """
+        with contextlib.closing(
+            coordination.of_torch().open(
+                what,
+                deadline_s=_deadline_s(),
+                primary=min(self._ranks),
+                sequence="" if self.group is None else f"group {self.group.group_name}",
+                processes=self._ranks,
+            )
+        ) as self._session:
+            yield self._session
 
     def attempt(self, work: Callable[[], T]) -> T:
         """Does something that can fail in one process and not in others; then all go on, or none.
@@ -100,12 +110,12 @@ class TorchGroup:
         except BaseException as interrupt:
             failed, begin = self._vote(has_failed=True)
             _keep(begin(), failed)  # the others come to it, and this process waits for nobody
-            self._fail(interrupt)
+            self._raise_in_all(interrupt)
             raise
         failed, begin = self._vote(has_failed=failure is not None)
         self._carry(failed, begin, failure=failure)
         if failed.item():
-            self._fail(failure)
+            self._raise_in_all(failure)
         return result
 
     def _vote(self, *, has_failed: bool) -> tuple[torch.Tensor, Callable[[], Any]]:
@@ -123,24 +133,47 @@ class TorchGroup:
         may_wait_again: bool = True,
     ) -> None:
         """Waits for a collective on a tensor. If it fails, an earlier failure of this process counts."""
+        look = None if self._session is None else self._session.look
         try:
-            _finish(begin(), tensor, self._ranks, may_wait_again=may_wait_again)
+            _finish(begin(), tensor, self._ranks, look, may_wait_again=may_wait_again)
         except RuntimeError as error:
             said = (
-                "a process group could not carry what its processes have read, as when one of them was "
-                f"interrupted: {_first_line(error)}; see the output of all, and restart the program"
+                "a process group could not carry what its processes have read: "
+                f"{_first_line(error)}; see the output of all, and restart the program"
             )
             raise (failure or Unavailable(said)) from error
 
-    def _fail(self, failure: BaseException | None) -> None:
+    @contextlib.contextmanager
+    def sending(self) -> Iterator[None]:
+        """A block of collectives. What ends it in this process alone leaves others waiting for the rest."""
+        try:
+            yield
+        except BaseException as error:
+            if error is not self._raised_in_all:
+                _unusable.add(self.group)
+            raise
+
+    def require_usable(self) -> None:
+        """Raises InvalidInput if a collective of the group was given up, so that it carries nothing more."""
+        if self.group is not None and self.group in _unusable:
+            raise InvalidInput(
+                "a load by these processes ended while they sent tensors, which leaves a process group that "
+                "carries nothing more; give another group, or restart the program"
+            )
+
+    def _raise_in_all(self, failure: BaseException | None) -> None:
         """Raises, in all processes, what has gone wrong in one."""
+        assert self._session is not None, "what can fail is attempted in a session"
 
         def work() -> None:
             if failure is not None:
                 raise failure
 
-        with contextlib.closing(self.open("a load by several processes that has failed")) as session:
-            collective.attempt(session, work)
+        try:
+            collective.attempt(self._session, work)
+        except BaseException as error:
+            self._raised_in_all = error
+            raise
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> None:
         """Fills a contiguous tensor with what that of the source has."""
@@ -254,6 +287,9 @@ class TorchGroup:
             )
 
 
+# Groups that still wait for what never comes.
+_unusable: weakref.WeakSet[Any] = weakref.WeakSet()
+
 # torch itself keeps them, until the program ends its process group.
 _made: weakref.WeakValueDictionary[Group, Any] = weakref.WeakValueDictionary()
 
@@ -346,7 +382,14 @@ def _keep(work: Any, tensor: torch.Tensor) -> None:
     _left.append((work, tensor))
 
 
-def _finish(work: Any, tensor: torch.Tensor, ranks: Sequence[int], *, may_wait_again: bool = True) -> None:
+def _finish(
+    work: Any,
+    tensor: torch.Tensor,
+    ranks: Sequence[int],
+    look: Callable[[], None] | None = None,
+    *,
+    may_wait_again: bool = True,
+) -> None:
     """Waits for a collective.
 
     One whose process has died can keep others waiting that are not connected to it, so deaths are looked for
@@ -356,11 +399,13 @@ def _finish(work: Any, tensor: torch.Tensor, ranks: Sequence[int], *, may_wait_a
         work: The collective.
         tensor: What it is about.
         ranks: The processes that take part.
+        look: Raises what another process has failed with, if any has.
         may_wait_again: Whether it goes on after a wait that was given up.
 
     Raises:
         RuntimeError: It failed, or did not end within the deadline.
         Unavailable: A process has died, and the collective has not come in spite of that.
+        WaystationError: What `look` raises.
     """
     if tensor.device.type != "cpu":
         work.wait()
@@ -377,6 +422,8 @@ def _finish(work: Any, tensor: torch.Tensor, ranks: Sequence[int], *, may_wait_a
                 return
             except RuntimeError as error:
                 failure = error
+            if look is not None:
+                look()
             try:
                 if require_alive is None:
                     what = "sending what one process has read to the others"

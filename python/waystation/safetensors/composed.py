@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from waystation._options import Options
 from waystation.frameworks.base import StoredArray
@@ -21,8 +22,7 @@ from waystation.safetensors.open_files import OpenFiles, PlacedBox
 from waystation.safetensors.readable import Boxes, Readable
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """A box of a tensor, and where it begins in the array that it is part of."""
 
     tensor: int
@@ -30,8 +30,7 @@ class Part:
     offset: tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Composition:
+class Composition(NamedTuple):
     """An array, made of parts.
 
     Attributes:
@@ -67,6 +66,9 @@ class Composed(Readable):
         self._among = among
         self._compositions = compositions
         self.labels: list[str] = [composition.label for composition in compositions]
+        self._arrays: list[StoredArray] = []
+        self._is_tensor: list[bool] = []  # whether an array is a tensor, whole
+        self._describe()
 
     @property
     def notices_absence(self) -> bool:
@@ -88,13 +90,27 @@ class Composed(Readable):
         return self._opened.path_of(self._compositions[number].parts[0].tensor)
 
     def array(self, number: int) -> StoredArray:
-        """An array as arrays are described."""
-        composition = self._compositions[number]
-        stored = self._opened.array(composition.parts[0].tensor)
-        trailing = stored.storage_shape[len(stored.shape) :]
-        return dataclasses.replace(
-            stored, shape=composition.shape, storage_shape=composition.shape + trailing
-        )
+        """An array as arrays are described; those of equal arrays are one object."""
+        return self._arrays[number]
+
+    def arrays(self, numbers: Sequence[int]) -> list[StoredArray]:
+        """Some arrays as arrays are described, see `array`."""
+        return list(map(self._arrays.__getitem__, numbers))
+
+    def _describe(self) -> None:
+        """Describes all arrays."""
+        tensors = self._opened.arrays([composition.parts[0].tensor for composition in self._compositions])
+        known: dict[tuple[int, tuple[int, ...]], StoredArray] = {}  # models have few shapes
+        for stored, composition in zip(tensors, self._compositions, strict=True):
+            kind = id(stored), composition.shape
+            array = known.get(kind)
+            if array is None:
+                trailing = stored.storage_shape[len(stored.shape) :]
+                array = known[kind] = dataclasses.replace(
+                    stored, shape=composition.shape, storage_shape=composition.shape + trailing
+                )
+            self._arrays.append(array)
+            self._is_tensor.append(len(composition.parts) == 1 and composition.shape == stored.shape)
 
     def start_boxes(
         self,
@@ -108,12 +124,19 @@ class Composed(Readable):
     ) -> Arriving:
         """Starts to read boxes to where they go, see `Readable.start_boxes`."""
         addresses = iter(destinations.addresses.tolist())
+        tensors: list[tuple[int, int]] = []
         placed: list[PlacedBox] = []
         for request, form in zip(boxes.requests, boxes.forms, strict=True):
-            for box in request.boxes:
-                placed += self._placed(request.array, box, next(addresses), form.itemsize)
+            number, composition = request.array, self._compositions[request.array]
+            for box, address in zip(request.boxes, addresses, strict=False):
+                if self._is_tensor[number] and box[1] == composition.shape:
+                    tensors.append((composition.parts[0].tensor, address))
+                else:
+                    placed += self._placed(number, box, address, form.itemsize)
         return self._opened.start_placed(
-            placed, destinations, options, on_job, statistics, announce=announce, among=self._among
+            *(tensors, placed, destinations, options, on_job, statistics),
+            announce=announce,
+            among=self._among,
         )
 
     def tensors_of(self, number: int) -> Sequence[int]:

@@ -101,6 +101,10 @@ class GroupPlan:
         what = (self.results, self.dtypes, self.own, self.divided, self.replicated)
         return hashlib.sha256(repr(what).encode()).hexdigest()
 
+    def tensors(self) -> list[str]:
+        """The names of all tensors that are read."""
+        return [source.name for result in self.results for source in result.sources]
+
     def aspects(self) -> dict[str, str]:
         """What tells by which argument this plan differs from others."""
         sources = [(result, source) for result in self.results for source in result.sources]

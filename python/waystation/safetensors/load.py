@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -16,9 +17,10 @@ from typing import Any
 
 from waystation._arguments import require_function
 from waystation._errors import Conflict, Corrupt, NotFound
+from waystation._options.in_effect import current_options
 from waystation.coordination import Session, collective
 from waystation.layouts.opened import ReadStatistics
-from waystation.safetensors import nesting
+from waystation.safetensors import nesting, same_model
 from waystation.safetensors.choices import DType, Rename, Select
 from waystation.safetensors.handle import Tensors
 from waystation.safetensors.jax_collective import open_session, reshard
@@ -83,7 +85,9 @@ def load(
         progress: Called about ten times a second with the bytes that have been read, and those to read.
         together: Whether the processes of the program load this together: all make this call, each gets its
             part, and what fails in one is raised by all. None: those of JAX do whose devices `sharding` is
-            over, and with `sharding_fn` all of them; other loads are this process's alone.
+            over, and with `sharding_fn` all of them; other loads are this process's alone. Processes that
+            have opened different files, such as copies of a model on several hosts, compare their headers,
+            and samples of up to 256 tensors.
         gpu_direct: Read files straight to the memory of an NVIDIA GPU (GPUDirect Storage) where cuFile can do
             that; what it cannot goes through host memory, and the log says why. What is verified always does,
             and what the page cache holds. By default the option `engine.gpu_direct`, which is False.
@@ -185,16 +189,15 @@ def _decide(
 ) -> tuple[Request, Session]:
     """What is loaded, decided with the processes that load it as well."""
     begun_s = time.monotonic()
-    options = options_of(memory_limit, verify, gpu_direct)
     session = open_session(
         codec_of(framework),
-        options,
+        current_options(),
         sharding=placing.sharding,
         has_function=placing.sharding_fn is not None,
         together=together,
     )
     try:
-        request, _ = collective.attempt(
+        request, are_same = collective.attempt(
             session,
             lambda: decide(
                 files,
@@ -203,16 +206,19 @@ def _decide(
                 dtype=dtype,
                 select=select,
                 rename=rename,
-                options=options,
+                options=options_of(memory_limit, verify, gpu_direct),
                 mmap=mmap,
                 nested=nested,
                 may_reshard=may_reshard and session.process_count > 1,
                 alternate=session.process_count == 1,  # each process may have them on other disks
                 begun_s=begun_s,
             ),
-            Request.shared,
+            Request.described,
             _require_same,
         )
+        if not are_same:
+            names = [request.opened.labels[request.wanted.numbers[leaf]] for leaf in request.shared()]
+            same_model.require_same(session, request.opened, names)
     except BaseException:
         session.close()
         raise
@@ -220,8 +226,11 @@ def _decide(
 
 
 def _require_same(parts: Sequence[bytes]) -> bytes:
-    collective.require_same(parts, remedy=" for arrays that they share, or together=False")
-    return b""
+    """Whether all have opened the same files, once all have decided the same."""
+    said = [json.loads(part) for part in parts]
+    decided = [digest.encode() for digest, _ in said]
+    collective.require_same(decided, remedy=" for arrays that they share, or together=False")
+    return b"same" if len({mark for _, mark in said}) == 1 else b""
 
 
 def _started(request: Request, session: Session, again: Decide | None) -> AsyncResponse[dict[str, Any]]:

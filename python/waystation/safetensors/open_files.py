@@ -284,6 +284,7 @@ class OpenFiles(Readable):
 
     def start_placed(
         self,
+        tensors: Sequence[tuple[int, int]],
         boxes: Sequence[PlacedBox],
         destinations: Destinations,
         options: Options,
@@ -293,10 +294,11 @@ class OpenFiles(Readable):
         announce: bool = False,
         among: tuple[int, int] | None = None,
     ) -> Arriving:
-        """Starts to read boxes of tensors to addresses, all at once.
+        """Starts to read tensors and boxes of tensors to addresses, all at once.
 
         Args:
-            boxes: What goes where; none without elements.
+            tensors: The numbers of tensors that are read whole, and where they go.
+            boxes: Which boxes of others go where; none without elements.
             destinations: The memory in which that is.
             options: How.
             on_job: Told of every job.
@@ -313,7 +315,10 @@ class OpenFiles(Readable):
             item_bytes = dtypes.of_stored(self.array(number)).host.itemsize
             parts.append((number, self._part(number, item_bytes, box, address, strides)))
             nbytes += volume(box) * item_bytes
-        wanted = _Wanted(np.empty((0, 2), np.int64), parts)
+        whole = np.array(tensors, np.int64).reshape(-1, 2)
+        begins, ends = self._spans[whole[:, 0]].T
+        nbytes += int((ends - begins).sum())
+        wanted = _Wanted(whole[ends > begins], parts)
         return self._start(
             wanted, nbytes, destinations, options, on_job, statistics, announce=announce, among=among
         )

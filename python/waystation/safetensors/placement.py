@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from waystation._errors import InvalidInput, TensorNotFound, WrongType
 from waystation.grid import Box, whole
@@ -64,8 +64,7 @@ Place: TypeAlias = Divided | Only | None
 Placement: TypeAlias = Mapping[str, Place] | Callable[[str, tuple[int, ...]], Place]
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """A tensor that is loaded.
 
     Attributes:
@@ -103,8 +102,7 @@ class Source:
         return offset, (*self.shape[:axis], extent, *self.shape[axis + 1 :])
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """An array that a process gets.
 
     Attributes:
@@ -121,9 +119,10 @@ class Result:
 
     def composition(self, rank: int, size: int) -> Composition | None:
         """What one of so many processes gets; None where it does not have the array."""
+        if len(self.sources) == 1:
+            box = self.sources[0].box(rank, size)
+            return None if box is None else part_of(self.sources[0], box)
         boxes = [source.box(rank, size) for source in self.sources]
-        if len(boxes) == 1:
-            return None if boxes[0] is None else part_of(self.sources[0], boxes[0])
         parts: list[Part] = []
         length = 0
         for source, box in zip(self.sources, boxes, strict=True):

@@ -8,6 +8,7 @@ may run in another thread.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +24,12 @@ from waystation.frameworks.base import Codec, StoredArray, Target
 from waystation.safetensors import nesting
 from waystation.safetensors.choices import DType, Rename, Select, dtype_chooser, renamed, selected
 from waystation.safetensors.handle import Tensors
+from waystation.safetensors.headers import Header
 from waystation.safetensors.jax_collective import read_contiguously
 from waystation.safetensors.making import Wanted, as_cast, codec_of, held_by, incoming_of
 from waystation.safetensors.mapped import Mappings
 from waystation.safetensors.open_files import OpenFiles
+from waystation.safetensors.same_model import mark_of
 from waystation.safetensors.sources import Files, find
 from waystation.transfers.buffers import Incoming
 
@@ -102,22 +105,29 @@ class Request:
     resharded: dict[int, Target]
     begun_s: float
 
-    def shared(self) -> bytes:
-        """What processes that load together have to decide alike: all about arrays that several hold."""
+    def shared(self) -> list[int]:
+        """The leaves of those arrays that several processes hold, which these have to decide alike."""
         able = self.codec.resharding
         if able is None:
-            return b""
+            return []
         are_shared: dict[int, bool] = {}
-        digest = hashlib.sha256()
-        own = self.wanted
-        arrays = zip(own.names, own.stored, own.dtypes, own.places, strict=True)
-        for leaf, (name, stored, dtype, place) in enumerate(arrays):
+        for place in self.wanted.places:
             if id(place) not in are_shared:
                 are_shared[id(place)] = place is not None and len(able.processes_of(place)) > 1
-            if are_shared[id(place)]:
-                what = name, stored.shape, stored.dtype, dtype, place, leaf in self.resharded
-                digest.update(repr(what).encode())
-        return digest.digest()
+        return [leaf for leaf, place in enumerate(self.wanted.places) if are_shared[id(place)]]
+
+    def described(self) -> bytes:
+        """What was decided about these, and what tells the files that they are in."""
+        digest = hashlib.sha256()
+        own = self.wanted
+        headers: dict[str, Header] = {}
+        for leaf in self.shared():
+            stored = own.stored[leaf]
+            what = (own.names[leaf], stored.shape, stored.dtype, own.dtypes[leaf], own.places[leaf])
+            digest.update(repr((*what, leaf in self.resharded)).encode())
+            header, _, _ = self.opened.extent(own.numbers[leaf])
+            headers[header.path] = header
+        return json.dumps([digest.hexdigest(), mark_of(list(headers.values()))]).encode()
 
 
 @paused_collection()

@@ -11,21 +11,22 @@ sent, within its limit.
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import functools
 import itertools
 import json
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from waystation import _processes
+from waystation._collection import paused_collection
 from waystation._options import Options
-from waystation.coordination import collective
+from waystation.coordination import Session, collective
 from waystation.frameworks import casts
 from waystation.frameworks.base import Codec
 from waystation.grid import Box, intersect, relative_to, slices_of_box, volume
 from waystation.layouts.opened import ReadStatistics
+from waystation.safetensors import same_model
 from waystation.safetensors.choices import DType, Rename, Select, dtype_chooser
 from waystation.safetensors.composed import Composed, Composition
 from waystation.safetensors.group_plan import GroupPlan, Piece, Step
@@ -95,25 +96,26 @@ def load_in_group(
 
     Raises:
         InvalidInput: The processes were given other files or arguments, or something cannot be had as
-            wanted.
+            wanted. Processes that have opened different files, such as copies of a model on several hosts,
+            compare their headers, and samples of up to 256 tensors.
         TensorNotFound: A tensor is named that is not there.
         NotFound, Corrupt, Conflict, Unsupported: As `load` does. What one process raises, all
             raise; the context of the error then names that `process`, by its rank in the program.
-        Cancelled: Another process was interrupted, as by Ctrl-C, while it read.
+        Cancelled: Another process was interrupted, as by Ctrl-C. Where that was while tensors were sent, the
+            group carries nothing more, and further loads by it raise InvalidInput.
         Unavailable: A process has died, which the error names, or has not come within the deadline
-            (`multiprocessing.deadline_s`). Or one was interrupted while tensors were sent, which ends the
-            load of the others at the deadline, and leaves them a group that carries nothing more.
+            (`multiprocessing.deadline_s`).
     """
     begun_s = time.monotonic()
     codec = codec_of("torch")
     from waystation.frameworks import torch_groups, torch_tensors
 
     processes = torch_groups.of_group(group)
-    options = options_of(memory_limit, verify)
-    limit_bytes = options.memory.read_concurrent_bytes or 0
-    run_bytes = max(_LEAST_RUN_BYTES, min(limit_bytes // _RUNS_IN_LIMIT, _RUN_BYTES))
 
-    def decide() -> tuple[OpenFiles, GroupPlan, Any]:
+    @paused_collection()
+    def decide() -> _Decided:
+        processes.require_usable()
+        options = options_of(memory_limit, verify)
         place = torch_tensors.CODEC.place_of(device)
         torch_groups.use_device(str(place.device))  # which the group needs to agree on anything
         opened = files.opened if isinstance(files, Tensors) else OpenFiles(find(files))
@@ -125,39 +127,79 @@ def load_in_group(
             results,
             dtype_chooser(dtype),
             size=processes.size,
-            run_bytes=run_bytes,
+            run_bytes=_run_bytes(options),
             least_stretch_bytes=opened.least_stretch_bytes(options.array.loading.verify),
         )
-        return opened, plan, place
+        return _Decided(opened, plan, options, place)
 
-    def describe(decided: tuple[OpenFiles, GroupPlan, Any]) -> bytes:
-        opened, plan, place = decided
-        view = View.of(opened.headers, options, is_on_host=place.device.type == "cpu" and opened.is_local)
-        said = plan.digest(), send, plan.page_cache_bytes() if plan.sent else 0
-        given = plan.aspects() | {"memory_limit or verify": plan.digest(), "send": send}
-        return json.dumps([said, view, given]).encode()
-
-    with contextlib.closing(processes.open("load a published model in a group")) as session:
-        (opened, plan, place), sends = collective.attempt(session, decide, describe, _chosen)
-    loading = _Loading(opened, plan, options, codec, place, processes, begun_s)
-    with failures_published("load", opened.path, begun_s):
-        processes.attempt(loading.read_own)
-        if plan.sent and not sends:
-            processes.attempt(loading.read_cached)
-        elif plan.sent:
-            loading.send(_less(options, _COPIES * run_bytes))
+    with processes.opened("load a published model in a group") as session:
+        decided, sends = _agree(session, decide, send)
+        plan = decided.plan
+        loading = _Loading(decided, codec, processes, begun_s)
+        with failures_published("load", decided.opened.path, begun_s), processes.sending():
+            processes.attempt(loading.read_own)
+            if plan.sent and not sends:
+                processes.attempt(loading.read_cached)
+            elif plan.sent:
+                loading.send()
     loading.report()
     return {plan.results[number].name: found for number, found in sorted(loading.found.items())}
 
 
+class _Decided(NamedTuple):
+    """What one process has found, for its part.
+
+    Attributes:
+        opened: The files.
+        plan: Who reads what.
+        options: How to read.
+        place: Where tensors go.
+    """
+
+    opened: OpenFiles
+    plan: GroupPlan
+    options: Options
+    place: Any
+
+
+def _agree(session: Session, decide: Callable[[], _Decided], send: bool | None) -> tuple[_Decided, bool]:
+    """What this process has found, and whether all send, once they have found the same."""
+    if session.process_count == 1:
+        return decide(), False
+    decided, chosen = collective.attempt(session, decide, functools.partial(_described, send=send), _chosen)
+    sends, are_same = json.loads(chosen)
+    if not are_same:
+        same_model.require_same(session, decided.opened, decided.plan.tensors())
+    return decided, sends
+
+
+def _described(decided: _Decided, send: bool | None) -> bytes:
+    """What it says of that to the others."""
+    opened, plan, options, place = decided
+    view = View.of(opened.headers, options, is_on_host=place.device.type == "cpu" and opened.is_local)
+    digest = plan.digest()
+    said = digest, send, plan.page_cache_bytes() if plan.sent else 0
+    given = plan.aspects() | {"memory_limit or verify": digest, "send": send}
+    return json.dumps([said, view, given]).encode()
+
+
 def _chosen(parts: Sequence[bytes]) -> bytes:
-    """Whether to send: as all processes wish, or else unless the page cache does it."""
+    """Whether to send: as all processes wish, or else unless the page cache does it. And whether all have
+    opened the same files."""
     said = [json.loads(part) for part in parts]
     same = [repr(own).encode() for own, _, _ in said]
     collective.require_same(same, remedy="", aspects=[given for _, _, given in said])
     (_, wish, needed_bytes), _, _ = said[0]
-    shares = wish is None and share_page_cache([View(*view) for _, view, _ in said], needed_bytes)
-    return b"" if shares or wish is False else b"send"
+    views = [View(*view) for _, view, _ in said]
+    shares = wish is None and share_page_cache(views, needed_bytes)
+    sends = not shares and wish is not False
+    return json.dumps([sends, len({view.files for view in views}) == 1]).encode()
+
+
+def _run_bytes(options: Options) -> int:
+    """How much is sent together."""
+    limit_bytes = options.memory.read_concurrent_bytes or 0
+    return max(_LEAST_RUN_BYTES, min(limit_bytes // _RUNS_IN_LIMIT, _RUN_BYTES))
 
 
 def _less(options: Options, nbytes: int) -> Options:
@@ -171,34 +213,19 @@ class _Loading:
     """One load: what its steps have in common.
 
     Args:
-        opened: The files.
-        plan: Who reads what.
-        options: How to read.
+        decided: What is loaded.
         codec: What makes tensors.
-        place: Where they go.
         processes: Those that load.
         begun_s: When it was called, by the monotonic clock.
     """
 
-    def __init__(
-        self,
-        opened: OpenFiles,
-        plan: GroupPlan,
-        options: Options,
-        codec: Codec,
-        place: Any,
-        processes: Any,
-        begun_s: float,
-    ) -> None:
+    def __init__(self, decided: _Decided, codec: Codec, processes: Any, begun_s: float) -> None:
         from waystation.frameworks import torch_groups
 
         self._torch = torch_groups
-        self._opened = opened
-        self._plan = plan
-        self._options = options
+        self._opened, self._plan, self._options, self._place = decided
         self._codec = codec
-        self._place = place
-        self._device = str(place.device)
+        self._device = str(self._place.device)
         self._processes = processes
         self._rank, self._size = processes.rank, processes.size
         self.found: dict[int, Any] = {}  # what this process gets, by the number of the result
@@ -226,13 +253,14 @@ class _Loading:
         self._read(self._plan.sent, chosen.frozen(), (self._rank, self._size))
 
     def _read(self, numbers: Sequence[int], options: Options, among: tuple[int, int] | None = None) -> None:
-        compositions: dict[int, Composition] = {}
-        for number in numbers:
-            composition = self._composition(number)
-            if composition is not None:
-                compositions[number] = composition
-        composed = Composed(self._opened, list(compositions.values()), among)
-        incoming = self._incoming(composed, list(compositions))
+        with paused_collection():
+            compositions: dict[int, Composition] = {}
+            for number in numbers:
+                composition = self._composition(number)
+                if composition is not None:
+                    compositions[number] = composition
+            composed = Composed(self._opened, list(compositions.values()), among)
+            incoming = self._incoming(composed, list(compositions))
         made = Made(composed, len(incoming))
         batches = [(self._codec, incoming)]
         filling = Filling(composed, options, Progress(), None, batches, statistics=self.statistics)
@@ -261,12 +289,8 @@ class _Loading:
 
     # ---- sending -------------------------------------------------------------------------------
 
-    def send(self, options: Options) -> None:
-        """Reads its share of what goes over the devices, and sends it to all that need it.
-
-        Args:
-            options: How to read.
-        """
+    def send(self) -> None:
+        """Reads its share of what goes over the devices, and sends it to all that need it."""
         for number in self._plan.sent:
             composition = self._composition(number)
             if composition is not None and not self._plan.goes_whole(number):
@@ -274,6 +298,7 @@ class _Loading:
                 self.found[number] = self._torch.empty(composition.shape, dtype, self._device)
         steps = [*self._plan.divided, *self._plan.replicated]
         own = [piece for step in steps for piece in step[self._rank]]
+        options = _less(self._options, _COPIES * _run_bytes(self._options))
         with contextlib.closing(self._stream(own, options)) as coming:
             for step in self._plan.divided:
                 self._send_divided(step, self._next(coming, step[self._rank]))
@@ -366,14 +391,12 @@ class View(NamedTuple):
     """What one process says.
 
     Attributes:
-        kernel: Which kernel it runs on, empty where that cannot be told. Machines that are copies of each
-            other may say the same; then each reads from its own disk.
-        files: What tells the files that it has opened from others.
+        files: What tells the files that it has opened from others, see `same_model.mark_of`. Machines that
+            are copies of each other may say the same; then each reads from its own disk.
         is_able: Whether it can read through the page cache, and its arrays stay in the memory of the machine.
         available_bytes: Memory that is still to be had.
     """
 
-    kernel: str
     files: str
     is_able: bool
     available_bytes: int
@@ -382,8 +405,7 @@ class View(NamedTuple):
     def of(cls, headers: Sequence[Header], options: Options, *, is_on_host: bool) -> View:
         """That of this process, which is to read these files to its own memory or to a device."""
         is_able = is_on_host and options.engine.read_mode in (None, "buffered")
-        files = hashlib.sha256(repr([header.identity for header in headers]).encode()).hexdigest()
-        return cls(_kernel(), files, is_able, _available_bytes())
+        return cls(same_model.mark_of(headers), is_able, _available_bytes())
 
 
 def share_page_cache(views: Sequence[View], needed_bytes: int) -> bool:
@@ -396,18 +418,9 @@ def share_page_cache(views: Sequence[View], needed_bytes: int) -> bool:
     """
     first = views[0]
     return (
-        first.kernel != ""
-        and all(view.is_able for view in views)
-        and all((view.kernel, view.files) == (first.kernel, first.files) for view in views)
+        all(view.is_able and view.files == first.files for view in views)
         and min(view.available_bytes for view in views) >= needed_bytes
     )
-
-
-def _kernel() -> str:
-    try:
-        return _processes.boot_id()
-    except OSError:
-        return ""
 
 
 def _available_bytes() -> int:

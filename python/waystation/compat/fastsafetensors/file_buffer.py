@@ -9,7 +9,6 @@ kept only in a group of one process.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -336,7 +335,7 @@ class FilesBufferOnDevice:
         if self._wait is None:
             return
         wait, self._wait = self._wait, None
-        with contextlib.closing(self.pg.collectives.open("read the files of a group")) as session:
+        with self.pg.collectives.opened("read the files of a group") as session:
             collective.attempt(session, wait)
 
     # ---- tensors -------------------------------------------------------------------------------
