@@ -206,7 +206,7 @@ def test_a_child_has_locks_of_its_own() -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_children_forked_at_any_time(tmp_path: Path, seed: int) -> None:
     with memory_directory() as directory, running_agent(directory) as agent:
-        arguments = [str(seed), str(amount(6)), str(tmp_path), str(agent.directory)]
+        arguments = [str(seed), str(amount(6, 24)), str(tmp_path), str(agent.directory)]
         ended = subprocess.run(
             [sys.executable, "-m", "tests.checkpoint.forking", *arguments],
             check=False,

@@ -94,11 +94,12 @@ def test_two_savers_leave_one_whole_model(tmp_path: Path, kind: str) -> None:
     assert not [name for name in os.listdir(path) if name.startswith(".")]
 
 
+@pytest.mark.long
 @pytest.mark.share(2)
 @pytest.mark.parametrize("kind", FILES)
 def test_two_savers_where_no_directory_was(tmp_path: Path, kind: str) -> None:
     """Whoever comes second replaces what the first has made."""
-    for number in range(amount(5)):
+    for number in range(amount(5, 20)):
         path = tmp_path / f"model {number}"
         with writers(path, FILES[kind], saves=2) as running:
             assert [writer.wait(BOUND_S) for writer in running] == [0, 0]
@@ -132,6 +133,7 @@ def test_the_second_who_may_not_overwrite_is_refused(tmp_path: Path) -> None:
     assert value_of(tmp_path / "model") in (2, 3)
 
 
+@pytest.mark.long
 @pytest.mark.share(2)
 @pytest.mark.parametrize("kind", FILES)
 def test_one_of_two_savers_is_killed(tmp_path: Path, kind: str) -> None:
@@ -139,7 +141,7 @@ def test_one_of_two_savers_is_killed(tmp_path: Path, kind: str) -> None:
     chance = random.Random(kind)
     path = tmp_path / "model"
     save_model(path, 0, FILES[kind])
-    for _ in range(amount(2)):
+    for _ in range(amount(2, 20)):
         with writers(path, FILES[kind], are_killed=True) as running:
             victim, other = chance.sample(running, 2)
             for saved in victim.stdout or ():
