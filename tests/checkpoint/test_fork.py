@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.support.agents import memory_directory, running_agent
+from tests.support.long import amount
 
 import waystation as ws
 from waystation._collection import paused_collection
@@ -241,7 +242,7 @@ def test_a_child_begins_a_stream_that_its_parent_has_not(tmp_path: Path) -> None
 @pytest.mark.parametrize("seed", [1, 2])
 def test_children_forked_at_any_time(tmp_path: Path, seed: int) -> None:
     with memory_directory() as directory, running_agent(directory) as agent:
-        arguments = [str(seed), "12", str(tmp_path), str(agent.directory)]
+        arguments = [str(seed), str(amount(6, 24)), str(tmp_path), str(agent.directory)]
         ended = subprocess.run(
             [sys.executable, "-m", "tests.checkpoint.forking", *arguments],
             check=False,

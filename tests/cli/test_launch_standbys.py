@@ -31,7 +31,7 @@ LOGGING = (
     "from waystation.cli import main; main()"
 )
 
-# What every program here begins with.
+# What every program here begins with. It tells of its step as a save does, and imports no more than it needs.
 BEGIN = """
 import json
 import os
@@ -40,10 +40,9 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
-import waystation
+from waystation._launched import note_step
 """
-# What it goes on with: it tells what it has seen, saves, and waits; the first start is killed.
+# What it goes on with: it tells what it has seen, takes a step, and waits; the first start is killed.
 WAIT = """
 directory, rank = Path(os.environ["TEST_DIRECTORY"]), os.environ["RANK"]
 start = len(list(directory.glob(f"start-{rank}-*")))
@@ -52,7 +51,7 @@ start = len(list(directory.glob(f"start-{rank}-*")))
 def go_on(seen):
     path = directory / f"start-{rank}-{start}"
     path.with_suffix(".new").write_text(json.dumps(seen))
-    waystation.save(directory / f"save-{rank}-{start}", {"w": np.zeros(3)})
+    note_step()
     path.with_suffix(".new").rename(path)
     until = time.monotonic() + 120
     while not (directory / f"go-{start}").exists():
@@ -61,6 +60,9 @@ def go_on(seen):
     if start == 0:
         os.kill(os.getpid(), signal.SIGKILL)
 """
+# Instead of the step, for programs that save.
+SAVING = "import numpy as np\nimport waystation\n"
+SAVE = 'waystation.save(directory / f"save-{rank}-{start}", {"w": np.zeros(3)})'
 
 
 def _be_nice() -> None:
@@ -241,16 +243,26 @@ ODD = ["--", "", " a b", "-x", "'\"$(x)\\", "ü\n", "\udcff", "--json"]
 
 
 @pytest.mark.parametrize(
-    "options",
-    [[], ["-u", "-O"], ["-PB", "-W", "error::UserWarning"], ["-X", "dev"], ["-m"], ["-PXutf8", "-um"]],
+    ("options", "saves"),
+    [
+        ([], True),
+        (["-u", "-O"], False),
+        (["-PB", "-W", "error::UserWarning"], False),
+        (["-X", "dev"], False),
+        (["-m"], False),
+        (["-PXutf8", "-um"], True),
+    ],
     ids=["script", "optimised", "safe", "development", "module", "module with options"],
 )
 @pytest.mark.share(2)
-def test_a_standby_cannot_be_told_from_a_fresh_process(tmp_path: Path, options: list[str]) -> None:
+def test_a_standby_cannot_be_told_from_a_fresh_process(
+    tmp_path: Path, options: list[str], saves: bool
+) -> None:
     package = tmp_path / "package"
     package.mkdir()
     (package / "__init__.py").write_text("")
-    (package / "part.py").write_text(BEGIN + "NAMESPACE = dict(globals())\n" + WAIT + LOOK)
+    begin, wait = (SAVING + BEGIN, WAIT.replace("note_step()", SAVE)) if saves else (BEGIN, WAIT)
+    (package / "part.py").write_text(begin + "NAMESPACE = dict(globals())\n" + wait + LOOK)
     is_module = any(option.endswith("m") for option in options)
     target = "package.part" if is_module else "package/part.py"
     with launched(
@@ -347,7 +359,7 @@ def test_modules_of_the_program_are_run_when_it_starts_and_as_they_are_then(tmp_
     with launched(tmp_path, script(tmp_path, "import model\n" + WAIT + "go_on(model.VALUE)\n")) as launch:
         launch.hear_ready()
         assert (tmp_path / "model.runs").read_text() == "x"
-        (tmp_path / "model.py").write_text(own.format(2))
+        (tmp_path / "model.py").write_text(own.format("1 + 1"))  # of another size, or old bytecode is taken
         restarted(launch)
         assert (launch.seen(0), launch.seen(1)) == (1, 2)
     assert (tmp_path / "model.runs").read_text() == "xx"
@@ -362,7 +374,7 @@ def test_a_standby_whose_imports_are_of_yesterday_is_not_used(tmp_path: Path, ch
         if changed == "program.py":
             script(tmp_path, "import wave\n" + code.replace("VALUE)", "VALUE + 1)"))
         else:
-            installed(tmp_path, "library.py", "VALUE = 2\n")
+            installed(tmp_path, "library.py", "VALUE = 1 + 1\n")  # of another size, or old bytecode is taken
         restarted(launch, standbys=0)
         assert launch.seen(1) == 2
     assert "the standby of process 0 is not used: ImportError" in launch.said
@@ -640,7 +652,7 @@ standbys.close()
     ids=["another port", "another number of threads", "no step"],
 )
 def test_a_standby_is_of_one_environment(tmp_path: Path, seconds: int, second: str, is_used: bool) -> None:
-    code = WAIT if seconds else WAIT.replace("waystation.save(", "print(")
+    code = WAIT if seconds else WAIT.replace("note_step()", "pass")
     script(tmp_path, code + "go_on([os.environ['OMP_NUM_THREADS'], os.environ['MASTER_PORT']])\n")
     arguments = [str(seconds), "OMP_NUM_THREADS=1,MASTER_PORT=1", second]
     launch = Launched.__new__(Launched)
@@ -703,6 +715,7 @@ PART = "torch.distributed.destroy_process_group()"
 
 
 @pytest.mark.parametrize("hosts", [0, 2])
+@pytest.mark.share(2)
 def test_a_recovery_from_memory_has_its_phases(tmp_path: Path, hosts: int) -> None:
     code = TRAIN.format(connect=CONNECT if hosts else "", part=PART if hosts else "")
     (tmp_path / "train.py").write_text(code)

@@ -24,6 +24,8 @@ import pytest
 from tests.support.long import IS_LONG
 from tests.support.warm_python import python
 
+from waystation.runtime.cluster import Cluster, connect
+
 ROOT = Path(__file__).parents[2]
 PYTHON = {"python", "py"}
 SHELL = {"sh", "bash", "shell", "console"}
@@ -79,11 +81,31 @@ def test_fences_say_what_they_hold(page: Path) -> None:
             assert reason, f"{block.place}: '{block.excuse}' should be 'not-run: REASON'"
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """One on the Ray that pages find started, which takes ten seconds of CPU."""
+    with connect(hosts=0) as cluster:
+        yield cluster
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("page", pages(), ids=page_name)
-def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     blocks = [block for block in blocks_of(page) if block.language in PYTHON | SHELL and not block.excuse]
     monkeypatch.chdir(tmp_path)
+    # In `make test-long` each page starts a Ray of its own.
+    has_cluster = not IS_LONG and any("runtime.connect(hosts=0)" in block.code for block in blocks)
+    shared: Cluster | None = request.getfixturevalue("cluster") if has_cluster else None
+    try:
+        run_blocks(blocks, monkeypatch)
+    finally:
+        for name in shared.islands if shared is not None else ():
+            shared.remove_island(name)
+
+
+def run_blocks(blocks: list[Block], monkeypatch: pytest.MonkeyPatch) -> None:
     # Classes that the blocks define look their module up by name.
     module = types.ModuleType("documentation_page")
     monkeypatch.setitem(sys.modules, module.__name__, module)

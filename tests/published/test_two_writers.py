@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.support import lossy_mount
+from tests.support.long import amount
+from tests.support.warm_python import python
 
 import waystation
 from waystation import errors
@@ -56,8 +58,10 @@ def value_of(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def writers(path: Path, max_file_bytes: int, saves: int = SAVES) -> Iterator[list[subprocess.Popen[str]]]:
-    command = [sys.executable, "-c", WRITER, str(path)]
+def writers(
+    path: Path, max_file_bytes: int, saves: int = SAVES, *, are_killed: bool = False
+) -> Iterator[list[subprocess.Popen[str]]]:
+    command = [sys.executable if are_killed else python(), "-c", WRITER, str(path)]
     running = [
         subprocess.Popen(
             [*command, str(first), str(max_file_bytes), str(saves)], stdout=subprocess.PIPE, text=True
@@ -90,11 +94,12 @@ def test_two_savers_leave_one_whole_model(tmp_path: Path, kind: str) -> None:
     assert not [name for name in os.listdir(path) if name.startswith(".")]
 
 
+@pytest.mark.long
 @pytest.mark.share(2)
 @pytest.mark.parametrize("kind", FILES)
 def test_two_savers_where_no_directory_was(tmp_path: Path, kind: str) -> None:
     """Whoever comes second replaces what the first has made."""
-    for number in range(5):
+    for number in range(amount(5, 20)):
         path = tmp_path / f"model {number}"
         with writers(path, FILES[kind], saves=2) as running:
             assert [writer.wait(BOUND_S) for writer in running] == [0, 0]
@@ -128,6 +133,7 @@ def test_the_second_who_may_not_overwrite_is_refused(tmp_path: Path) -> None:
     assert value_of(tmp_path / "model") in (2, 3)
 
 
+@pytest.mark.long
 @pytest.mark.share(2)
 @pytest.mark.parametrize("kind", FILES)
 def test_one_of_two_savers_is_killed(tmp_path: Path, kind: str) -> None:
@@ -135,8 +141,8 @@ def test_one_of_two_savers_is_killed(tmp_path: Path, kind: str) -> None:
     chance = random.Random(kind)
     path = tmp_path / "model"
     save_model(path, 0, FILES[kind])
-    for _ in range(5):
-        with writers(path, FILES[kind]) as running:
+    for _ in range(amount(2, 20)):
+        with writers(path, FILES[kind], are_killed=True) as running:
             victim, other = chance.sample(running, 2)
             for saved in victim.stdout or ():
                 if saved and chance.random() < 0.2:
@@ -310,8 +316,7 @@ def test_sums_of_two_processes_are_both_kept(tmp_path: Path) -> None:
     code = "import sys\nfrom waystation.safetensors import write_checksums\n"
     code += "for _ in range(20): write_checksums(sys.argv[1])"
     summing = [
-        subprocess.Popen([sys.executable, "-c", code, str(tmp_path / f"{name}.safetensors")])
-        for name in ("a", "b")
+        subprocess.Popen([python(), "-c", code, str(tmp_path / f"{name}.safetensors")]) for name in ("a", "b")
     ]
     assert [process.wait(BOUND_S) for process in summing] == [0, 0]
     for name in ("a", "b"):

@@ -13,7 +13,10 @@ import torch._dynamo
 import torch.distributed.tensor  # noqa: F401  (it needs the one before at its first use: two seconds)
 from tests.support import at_exit
 
-import waystation.checkpoint  # noqa: F401
+import waystation.checkpoint
+import waystation.cli.application
+import waystation.frameworks.jax_arrays
+import waystation.frameworks.torch_distributed  # noqa: F401
 
 at_exit.end()
 

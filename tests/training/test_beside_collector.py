@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from tests.support.long import amount
+from tests.support.warm_python import python
 
 from waystation import training
 from waystation.storage import AnyPath
@@ -34,8 +34,8 @@ with training.Checkpointer(sys.argv[1], preservation_policy=policy) as checkpoin
 def test_a_step_is_always_found(
     directory: AnyPath, caplog: pytest.LogCaptureFixture, *, lightweight: bool
 ) -> None:
-    end = amount(40, 150) if isinstance(directory, Path) else amount(15, 40)
-    collector = subprocess.Popen([sys.executable, "-c", _COLLECTOR, str(directory), str(end)])
+    end = amount(20, 150) if isinstance(directory, Path) else amount(8, 40)
+    collector = subprocess.Popen([python(), "-c", _COLLECTOR, str(directory), str(end)])
     try:
         until = time.monotonic() + _BOUND_S
         while not training.Checkpointer(directory).checkpoints:

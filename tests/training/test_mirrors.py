@@ -32,7 +32,7 @@ KINDS = ("disk", "store")
 def places(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[AnyPath, AnyPath]:
-    """Where a sequence is, and where its mirror is to be."""
+    """Where a sequence is, and where its mirror is to be: in `make test` both on disks or both in stores."""
     if "store" in request.param:
         bucket = s3.bucket()
         for name, value in s3.settings(bucket.endpoint).items():
@@ -121,6 +121,7 @@ def test_nothing_is_removed_unless_that_is_asked_for(places: tuple[AnyPath, AnyP
     assert steps_in(target) == ["3"]
 
 
+@pytest.mark.share(3)
 def test_damage_of_one_does_not_keep_others_away(places: tuple[AnyPath, AnyPath]) -> None:
     source, target = places
     save(source, 1, 2, 3)
@@ -134,6 +135,7 @@ def test_damage_of_one_does_not_keep_others_away(places: tuple[AnyPath, AnyPath]
     assert steps_in(target) == ["1", "3"]
 
 
+@pytest.mark.share(3)
 def test_files_of_handlers_are_equal_on_disks_and_in_stores(places: tuple[AnyPath, AnyPath]) -> None:
     with with_handlers(CounterHandler):
         for value in (1, 2):
@@ -146,6 +148,7 @@ def test_files_of_handlers_are_equal_on_disks_and_in_stores(places: tuple[AnyPat
             assert waystation.load_checkpointables(places[1] / "a")["n"] == Counter(value)
 
 
+@pytest.mark.share(3)
 def test_a_mirror_that_is_interrupted_goes_on(places: tuple[AnyPath, AnyPath]) -> None:
     save(places[0], 1, 2, 3)
     begun: list[str] = []
@@ -190,6 +193,7 @@ def test_nothing_is_removed_once_the_source_has_gone(tmp_path: Path, becomes: st
     assert {"1", "2"} <= set(steps_in(target))
 
 
+@pytest.mark.share(3)
 def test_what_the_source_had_at_first_is_not_removed(places: tuple[AnyPath, AnyPath]) -> None:
     source, target = places
     save(source, 1, 2)
@@ -204,6 +208,7 @@ def test_what_the_source_had_at_first_is_not_removed(places: tuple[AnyPath, AnyP
     assert steps_in(target) == ["1", "2", "3"]
 
 
+@pytest.mark.share(3)
 def test_what_is_in_the_place_of_a_checkpoint_is_told_and_the_others_are_copied(
     places: tuple[AnyPath, AnyPath],
 ) -> None:

@@ -49,7 +49,7 @@ def test_a_program_is_killed_and_ends_with_the_same_bits(name: str, tmp_path: Pa
     ours = tmp_path / f"{name}.py"
     ours.write_text(CHANGE + (PROGRAMS / f"{name}.py").read_text())
     chance = random.Random(name)
-    for _ in range(amount(2, 12)):
+    for _ in range(amount(1, 12)):
         with started(ours, tmp_path / "ours", tmp_path) as programs:
             for _ in range(chance.randint(1, 3)):
                 if reported(programs).startswith("digest"):

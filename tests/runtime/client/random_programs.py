@@ -21,7 +21,7 @@ import waystation.runtime as pw
 Key = tuple[str, str, bool]  # slice, function, whether its arrays are divided
 Plan = list[tuple[Key, list[int]]]
 
-DEVICES = {"left": 4, "half of left": 2, "right": 2}
+DEVICES = {"lower": 4, "half of lower": 2, "upper": 2}
 OF_NUMPY: dict[str, Callable[..., Any]] = {
     "mix": lambda x, y: x * np.int32(3) + y[::-1] + y.sum(dtype=np.int32),
     "one": lambda x: x * np.int32(5) - x.max(),

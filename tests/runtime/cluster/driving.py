@@ -54,6 +54,13 @@ def visiting(address: str, name: str = "first", **options: Any) -> Iterator[Clus
                 cluster.remove_island(name)
 
 
+def run_client(module: str, *arguments: str) -> None:
+    """Runs a module of `tests.runtime.client` in a process of its own, to its end."""
+    command = [sys.executable, "-m", f"tests.runtime.client.{module}", *arguments]
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+
+
 def wait_until(condition: Callable[[], bool], seen: object = None) -> None:
     """Waits for a condition; says what was `seen` last if it never comes."""
     end_s = time.monotonic() + WAIT_S

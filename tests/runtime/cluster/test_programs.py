@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -19,11 +18,12 @@ from tests.runtime.cluster.driving import (
     call,
     exported,
     rows,
+    run_client,
     visiting,
     wait_until,
 )
 from tests.runtime.cluster.host_functions import fail, tell
-from tests.support.long import amount, only_long
+from tests.support.long import only_long
 
 from waystation.errors import InvalidInput
 from waystation.runtime.cluster import Cluster, ClusterBackend, connect
@@ -72,22 +72,6 @@ def test_programs_over_slices_of_two_islands(address: str, tmp_path: Path) -> No
 def check_a_client(address: str) -> None:
     """Figure 2 over both islands, in a process of its own, since it wraps what JAX has."""
     run_client("on_a_cluster", address)
-
-
-def run_client(module: str, *arguments: str) -> None:
-    """Runs a module of `tests.runtime.client` to its end."""
-    command = [sys.executable, "-m", f"tests.runtime.client.{module}", *arguments]
-    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-
-
-@pytest.mark.long
-@pytest.mark.timeout(2_400)
-def test_random_programs_over_two_islands_give_what_numpy_gives(address: str) -> None:
-    with visiting(address, name="random") as cluster:
-        cluster.add_island("left", hosts=2, devices_per_host=2)
-        cluster.add_island("right", devices_per_host=2)
-        run_client("random_programs", address, str(amount(40, 4_000)), str(random.randrange(10**6)))
 
 
 def pipeline(backend: ClusterBackend, times: int) -> Program:
