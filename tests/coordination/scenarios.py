@@ -7,6 +7,7 @@ import threading
 import time
 from typing import Any
 
+import pytest
 from tests.coordination.rounds import (
     DEADLINE_S,
     SHORT_DEADLINE_S,
@@ -76,6 +77,7 @@ def survivable(place: Place) -> dict[str, Any]:
         interrupt,
         error_between_rounds,
         look,
+        interrupt_after_the_decision,
         out_of_step,
         out_of_step_primaries,
         named_sequences,
@@ -230,6 +232,27 @@ def look(place: Place) -> Any:
             while time.monotonic() < until:
                 session.look()
                 time.sleep(0.01)
+        finally:
+            session.close()
+
+    return attempt(use)
+
+
+def interrupt_after_the_decision(place: Place) -> Any:
+    """The others go on to the next round."""
+
+    def interrupt(*arguments: Any) -> Any:
+        raise KeyboardInterrupt
+
+    def use() -> None:
+        session = open_session("an interrupt after the decision")
+        try:
+            session.barrier()
+            with pytest.MonkeyPatch.context() as patch:
+                if place.index == 1:
+                    patch.setattr(session, "_open_verdict", interrupt)
+                session.barrier()
+            session.barrier()
         finally:
             session.close()
 

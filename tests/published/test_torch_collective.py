@@ -19,7 +19,8 @@ from tests.support import disks
 from tests.support.programs import Raised, running
 
 from waystation import telemetry
-from waystation.safetensors import Divided, Only, load_in_group
+from waystation.errors import Corrupt
+from waystation.safetensors import Divided, Only, load_in_group, write_checksums
 
 MIB = 1 << 20
 STATE = {
@@ -223,6 +224,25 @@ def test_each_may_have_a_copy(tmp_path: Path, model: Path, send: bool | None) ->
     expected = {f"{number}.{name}": bytes_of(tensor) for number in range(3) for name, tensor in STATE.items()}
     for found in values(tmp_path, 2, group_scenarios.different, [model, other], {"send": send}):
         assert dict(found) == expected
+
+
+def test_a_damaged_tensor_is_told_of_by_a_process_alone(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.ones(100)}, path)
+    write_checksums(path)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(Corrupt, match="checksum"):
+        load_in_group(path, group=None)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 4), (3, 0)])
+def test_tensors_without_elements_are_sent_beside_others(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    model = tmp_path / "model.safetensors"
+    save_file({"a": torch.ones(3), "e": torch.zeros(shape)}, model)
+    for found in values(tmp_path, 2, group_scenarios.load, model, {"send": True}):
+        assert dict(found)["e"] == ("torch.float32", shape, b"")
 
 
 def test_what_one_process_alone_gives_wrongly_is_raised_by_all(tmp_path: Path, model: Path) -> None:

@@ -101,9 +101,9 @@ class GroupPlan:
         what = (self.results, self.dtypes, self.own, self.divided, self.replicated)
         return hashlib.sha256(repr(what).encode()).hexdigest()
 
-    def tensors(self) -> list[str]:
-        """The names of all tensors that are read."""
-        return [source.name for result in self.results for source in result.sources]
+    def tensors(self) -> dict[str, int]:
+        """The numbers of all tensors that are read, by their names."""
+        return {source.name: source.number for result in self.results for source in result.sources}
 
     def aspects(self) -> dict[str, str]:
         """What tells by which argument this plan differs from others."""

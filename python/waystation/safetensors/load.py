@@ -222,8 +222,9 @@ def _decide(
             _require_same,
         )
         if not are_same:
-            names = [request.opened.labels[request.wanted.numbers[leaf]] for leaf in request.shared()]
-            same_model.require_same(session, request.opened, names)
+            own = request.wanted
+            tensors = {own.names[leaf]: own.numbers[leaf] for leaf in request.shared()}
+            same_model.require_same(session, request.opened, tensors)
     except BaseException:
         session.close()
         raise

@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import json
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from waystation import _processes
 from waystation._errors import InvalidInput
@@ -50,18 +50,19 @@ def mark_of(headers: Sequence[Header]) -> str:
     return hashlib.sha256(repr(seen).encode()).hexdigest()
 
 
-def require_same(session: Session, opened: OpenFiles, names: Sequence[str]) -> None:
+def require_same(session: Session, opened: OpenFiles, tensors: Mapping[str, int]) -> None:
     """Compares samples of what all processes of a session load.
 
     Args:
         session: The processes; all of them call this.
         opened: The files of this one.
-        names: The tensors, the same in all processes.
+        tensors: What is loaded of them, by names that are the same in all processes, whatever the tensors
+            are called in files.
 
     Raises:
         InvalidInput: The processes have different models.
     """
-    chosen = _spread(sorted(names), _MOST_SAMPLES if opened.is_local else _MOST_SAMPLES_OF_STORES)
+    chosen = _spread(sorted(tensors), _MOST_SAMPLES if opened.is_local else _MOST_SAMPLES_OF_STORES)
 
     def describe(samples: Sequence[str]) -> bytes:
         return json.dumps([opened.path, dict(zip(chosen, samples, strict=True))]).encode()
@@ -79,7 +80,9 @@ def require_same(session: Session, opened: OpenFiles, names: Sequence[str]) -> N
                 )
         return b""
 
-    collective.attempt(session, lambda: _samples(opened, chosen), describe, compare)
+    collective.attempt(
+        session, lambda: _samples(opened, [tensors[name] for name in chosen]), describe, compare
+    )
 
 
 def _spread(names: Sequence[str], most: int) -> list[str]:
@@ -88,18 +91,17 @@ def _spread(names: Sequence[str], most: int) -> list[str]:
     return [names[number * len(names) // count] for number in range(count)]
 
 
-def _samples(opened: OpenFiles, names: Sequence[str]) -> list[str]:
+def _samples(opened: OpenFiles, tensors: Sequence[int]) -> list[str]:
     """A digest of some bytes of each tensor."""
-    numbers = sorted((opened.numbers[name] for name in names), key=lambda number: opened.extent(number)[1])
     by_file: dict[str, list[int]] = {}
-    for number in numbers:
+    for number in sorted(tensors, key=lambda number: opened.extent(number)[1]):
         by_file.setdefault(opened.path_of(number), []).append(number)
     # More at a time from stores, where each waits for an answer.
     most = _SAMPLES_OF_THREAD if opened.is_local else _SAMPLES_OF_THREAD_OF_STORES
     shares = [own[begin : begin + most] for own in by_file.values() for begin in range(0, len(own), most)]
     with concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="waystation: samples") as readers:
         found = dict(itertools.chain.from_iterable(readers.map(_reader(opened), shares)))
-    return [found[opened.numbers[name]] for name in names]
+    return [found[number] for number in tensors]
 
 
 def _reader(opened: OpenFiles) -> Callable[[Sequence[int]], list[tuple[int, str]]]:
