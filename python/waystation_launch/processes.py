@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 TERMINATION_S = 5.0
+SAME_REQUEST_S = 0.5
 LOOK_S = 1.0  # how often companions are looked after, at least
 KEPT_LINES = 12
 # A program that never ends its line (a progress bar) is shown what it has written by then.
@@ -279,6 +280,7 @@ class Launch:
         self._programs: list[Program] = []
         self._order: list[Program] = []  # of ending
         self._passed_on: signal.Signals | None = None
+        self._passed_on_s = 0.0  # since the launch
         self._strangers: set[int] = set()
         self._open_streams = 0
         self._deadline_s: float | None = None  # since the launch, for what is to happen next
@@ -500,8 +502,12 @@ class Launch:
             if value not in _PASSED_ON:
                 continue
             number = signal.Signals(value)
-            # Whoever asks a second time does not want to wait.
+            # Whoever asks a second time does not want to wait. `timeout` and others signal a process and then
+            # its group, which is one request.
+            if self._passed_on is not None and self._now_s() - self._passed_on_s < SAME_REQUEST_S:
+                continue
             again = self._passed_on is not None
+            self._passed_on_s = self._now_s()
             self._passed_on = self._passed_on or number
             self._send(signal.SIGKILL if again else number)
             self._deadline_s = self._now_s() + (TERMINATION_S if again else self._grace_s)

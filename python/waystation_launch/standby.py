@@ -80,8 +80,8 @@ class Program(NamedTuple):
 
     @property
     def script(self) -> str:
-        """The path of the script."""
-        return os.path.abspath(self.words[self.place])
+        """The path of the script, as the interpreter puts it together."""
+        return os.path.join(os.getcwd(), self.words[self.place])
 
     @property
     def first_path(self) -> str:

@@ -236,10 +236,28 @@ def test_a_second_signal_kills(tmp_path: Path) -> None:
         process_ids(tmp_path, 2)
         process.send_signal(signal.SIGINT)
         wait_until(lambda: all((tmp_path / f"heard{index}").exists() for index in range(2)))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1)  # a signal that comes sooner belongs to the first
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=HANG_S)
     assert process.returncode == 130
     assert err.count("was killed by SIGKILL") == 2
+
+
+def test_signals_to_a_launch_and_to_its_group_are_one(tmp_path: Path) -> None:
+    """As `timeout` sends them, and schedulers."""
+    code = "signal.signal(signal.SIGTERM, lambda *_: open(f'{sys.argv[1]}/heard{index}', 'w'))\n"
+    code += WAIT.replace("time.sleep(600)\n", "")
+    code += "while not os.path.exists(f'{sys.argv[1]}/go'):\n    time.sleep(0.01)\n"
+    with launched("-n", "2", "--json", "--", *program(tmp_path, code), str(tmp_path)) as process:
+        process_ids(tmp_path, 2)
+        for _ in range(3):
+            process.send_signal(signal.SIGTERM)
+        wait_until(lambda: all((tmp_path / f"heard{index}").exists() for index in range(2)))
+        (tmp_path / "go").touch()
+        out, _ = process.communicate(timeout=HANG_S)
+    assert process.returncode == 0
+    assert [entry["told_to_end"] for entry in json.loads(out)["processes"]] == ["SIGTERM"] * 2
 
 
 @pytest.mark.parametrize("end", ["failure", "success"])

@@ -264,7 +264,7 @@ def test_a_standby_cannot_be_told_from_a_fresh_process(
     begin, wait = (SAVING + BEGIN, WAIT.replace("note_step()", SAVE)) if saves else (BEGIN, WAIT)
     (package / "part.py").write_text(begin + "NAMESPACE = dict(globals())\n" + wait + LOOK)
     is_module = any(option.endswith("m") for option in options)
-    target = "package.part" if is_module else "package/part.py"
+    target = "package.part" if is_module else "./package/../package/part.py"
     with launched(
         tmp_path, [sys.executable, *options, target, *ODD], env={"PYTHONPATH": str(tmp_path)}
     ) as launch:

@@ -11,11 +11,11 @@ processors share large arrays.
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import math
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,10 +126,23 @@ def copy(destination: Values, source: Values, rule: CastRule) -> None:
     if len(parts) == 1:
         _convert(destination, source, convert)
         return
-    with ThreadPoolExecutor(len(parts), thread_name_prefix="waystation: cast") as threads:
-        casting = [_started(threads, functools.partial(_convert, *part, convert)) for part in parts]
-        for part in casting:
-            part.result()  # of several that fail the first
+    _together([functools.partial(_convert, *part, convert) for part in parts])
+
+
+def _together(works: Sequence[Callable[[], None]]) -> None:
+    """Does work in threads of its own; here in a program that is ending, and starts no threads any more.
+
+    Raises:
+        LossyCast: Of several that raise it the first.
+    """
+    try:
+        threads = concurrent.futures.ThreadPoolExecutor(len(works), thread_name_prefix="waystation: cast")
+        with threads:
+            for done in [threads.submit(work) for work in works]:
+                done.result()
+    except RuntimeError:
+        for work in works:  # which may have been done already
+            work()
 
 
 def _parts(destination: Values, source: Values) -> list[tuple[Values, Values]]:
@@ -140,17 +153,6 @@ def _parts(destination: Values, source: Values) -> list[tuple[Values, Values]]:
         return [(destination, source)]
     both = (np.array_split(array, count, axis) for array in (destination, source))
     return list(zip(*both, strict=True))
-
-
-def _started(threads: Executor, work: Callable[[], None]) -> Future[None]:
-    """Starts work in a thread; does it here in a program that is ending, and starts no threads any more."""
-    try:
-        return threads.submit(work)
-    except RuntimeError:
-        work()
-    done: Future[None] = Future()
-    done.set_result(None)
-    return done
 
 
 def _convert(destination: Values, source: Values, convert: _Conversion) -> None:

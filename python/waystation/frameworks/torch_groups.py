@@ -137,8 +137,10 @@ class TorchGroup:
         try:
             _finish(begin(), tensor, self._ranks, look, may_wait_again=may_wait_again)
         except WaystationError:  # of another process; some of them are RuntimeErrors
+            _unusable.add(self.group)
             raise
         except RuntimeError as error:
+            _unusable.add(self.group)
             said = (
                 "a process group could not carry what its processes have read: "
                 f"{_first_line(error)}; see the output of all, and restart the program"
@@ -424,9 +426,9 @@ def _finish(
                 return
             except RuntimeError as error:
                 failure = error
-            if look is not None:
-                look()
             try:
+                if look is not None:
+                    look()
                 if require_alive is None:
                     what = "sending what one process has read to the others"
                     require_alive = watching.enter_context(coordination.of_torch().watching(what, ranks))

@@ -137,12 +137,13 @@ def load_in_group(
             decided, sends = _agree(session, decide, send)
         plan = decided.plan
         loading = _Loading(decided, codec, processes, begun_s)
-        with failures_published("load", decided.opened.path, begun_s), processes.sending():
+        with failures_published("load", decided.opened.path, begun_s):
             processes.attempt(loading.read_own)
             if plan.sent and not sends:
                 processes.attempt(loading.read_cached)
             elif plan.sent:
-                loading.send()
+                with processes.sending():
+                    loading.send()
     loading.report()
     return {plan.results[number].name: found for number, found in sorted(loading.found.items())}
 
