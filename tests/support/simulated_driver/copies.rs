@@ -28,7 +28,9 @@ fn enqueue_late(rows: Vec<Row>, stream: usize) -> Status {
     let work = move || {
         if number("SIMULATED_CUDA_HELD_COPY").is_some_and(|held| count >= held) {
             let release = std::env::var_os("SIMULATED_CUDA_RELEASE").expect("what releases held copies");
-            while !std::path::Path::new(&release).exists() {
+            let release = std::path::Path::new(&release);
+            std::fs::write(release.with_extension("held"), "").expect("a directory to say so in");
+            while !release.exists() {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }

@@ -7,7 +7,7 @@
 //! real devices' memory, or of what frameworks do. Environment:
 //! `SIMULATED_CUDA_FAILING_COPY` is the number of a copy that fails while it is under way, from 0.
 //! `SIMULATED_CUDA_HELD_COPY` is the number of the first copy that waits until the file exists that
-//! `SIMULATED_CUDA_RELEASE` names. `SIMULATED_CUDA_REFUSING_PINS` refuses to register memory. `SIMULATED_CUDA_LATE_US` is how late copies are.
+//! `SIMULATED_CUDA_RELEASE` names; it says in a file beside that it does. `SIMULATED_CUDA_REFUSING_PINS` refuses to register memory. `SIMULATED_CUDA_LATE_US` is how late copies are.
 
 #![allow(non_snake_case)]
 
