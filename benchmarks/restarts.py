@@ -39,7 +39,8 @@ from benchmarks.rounds import Document
 from benchmarks.targets import Line
 from waystation._ports import free_port
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 300.0
+STUCK_S = 60.0  # after which torchrun is taken for stuck
 ALONE, STANDBY, FRESH, TORCHRUN = "by hand", "standbys", "no standbys", "torchrun"
 TORCHRUN_RESTARTS = "5"
 NEEDED = 2.0  # times as fast as the fastest launcher without standbys
@@ -180,7 +181,10 @@ def _run(directory: Path, job: Job, system: str) -> dict[str, Any]:
             killed_s = time.monotonic()
             os.kill(first[0][1], signal.SIGKILL)
             try:
-                last_s = max(_step(directory, rank, 1, started)[0] for rank in range(job.processes))
+                patience_s = STUCK_S if system == TORCHRUN else TIMEOUT_S
+                last_s = max(
+                    _step(directory, rank, 1, started, patience_s)[0] for rank in range(job.processes)
+                )
                 seconds = last_s - killed_s
             except StuckError:
                 if system != TORCHRUN:
@@ -254,16 +258,18 @@ def _end_orphans(program: Path) -> None:
                 os.kill(int(entry.name), signal.SIGKILL)
 
 
-def _step(directory: Path, rank: int, start: int, started: Started) -> tuple[float, int]:
+def _step(
+    directory: Path, rank: int, start: int, started: Started, patience_s: float = TIMEOUT_S
+) -> tuple[float, int]:
     """When a process has taken its first step of a start, and its id."""
     path = directory / f"step-{rank}-{start}"
-    _wait(path.exists, started)
+    _wait(path.exists, started, patience_s)
     step_s, process_id = path.read_text().split()
     return float(step_s), int(process_id)
 
 
-def _wait(condition: Callable[[], bool], started: Started) -> None:
-    until_s = time.monotonic() + TIMEOUT_S
+def _wait(condition: Callable[[], bool], started: Started, patience_s: float = TIMEOUT_S) -> None:
+    until_s = time.monotonic() + patience_s
     while not condition():
         has_ended = any(process.poll() is not None for process in started.processes)
         if has_ended or time.monotonic() > until_s:
