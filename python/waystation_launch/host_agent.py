@@ -233,7 +233,7 @@ class HostAgent:
             self._tell(f"{self._name} has ended; the program goes on without it")
             return
         self._restarts -= 1
-        self._tell(f"{self._name} has ended and is started again, {self._restarts} more times at most")
+        self._tell(f"{self._name} has ended and is started again; restarts left: {self._restarts}")
         try:
             self._spawn(wait=False)
         except (OSError, WaystationError) as error:

@@ -172,7 +172,7 @@ def _run(
 ) -> Result:
     recoveries = Recoveries(Path(f"{agents[0].directory}.recoveries.jsonl") if agents else None)
     outcome, code = None, FOUND_FAILURE
-    with _rendezvous(request, hosts, tell) as rendezvous, _standbys(request) as standbys:
+    with _rendezvous(request, hosts, tell) as rendezvous, _standbys(request, tell) as standbys:
         for left in range(request.restarts, -1, -1):
             if rendezvous is not None and not rendezvous.join():
                 tell(f"the program is not started again: {rendezvous.left}", "red")
@@ -183,7 +183,7 @@ def _run(
                 told |= standbys.environment
             others = _Others(rendezvous, standbys, left > 0)
             outcome = _launched(request, hosts, agents, told, others, tell, show)
-            recoveries.note(outcome)
+            recoveries.note(outcome, {} if standbys is None else standbys.unused)
             code, report = _ended(outcome, rendezvous)
             for line in report:
                 tell(line, "red" if line is report[0] else None)
@@ -191,7 +191,7 @@ def _run(
                 break
             if rendezvous is not None and rendezvous.left is not None:
                 break
-            tell(f"the program is started again, {left - 1} more times at most", "yellow")
+            tell(f"the program is started again; restarts left: {left - 1}", "yellow")
         if outcome is None:
             raise Unavailable(f"the program is not started: {rendezvous.left if rendezvous else ''}")
         if code and rendezvous is not None and rendezvous.left is None:
@@ -206,13 +206,20 @@ def _run(
 
 
 @contextlib.contextmanager
-def _standbys(request: Request) -> Iterator[Standbys | None]:
+def _standbys(request: Request, tell: Tell) -> Iterator[Standbys | None]:
     """What the processes of the program are restarted from; None if each is started anew."""
     command = python_command(request.command) if request.has_standbys and request.restarts else None
     if command is None:
         yield None
         return
-    with contextlib.closing(Standbys(command, spawn)) as standbys:
+
+    def on_unused(reasons: Mapping[int, str]) -> None:
+        for reason in dict.fromkeys(reasons.values()):
+            indices = sorted(index for index in reasons if reasons[index] == reason)
+            named = f"process {indices[0]} starts" if len(indices) == 1 else f"{len(indices)} processes start"
+            tell(f"{named} without a standby: {reason}", None)
+
+    with contextlib.closing(Standbys(command, spawn, on_unused)) as standbys:
         yield standbys
 
 
@@ -535,11 +542,12 @@ class Recoveries:
 
     Attributes:
         starts: For each start `started_at_s`, `failed_at_s` (the first failure, None if there was none) and
-            `ended_at_s`, in seconds since 1970, and `standbys`, how many processes began as standbys.
+            `ended_at_s`, in seconds since 1970, `standbys`, how many processes began as standbys, and
+            `unused_standbys`, which processes of a restart did not, and why.
     """
 
     def __init__(self, path: Path | None) -> None:
-        self.starts: list[dict[str, float | None]] = []
+        self.starts: list[dict[str, Any]] = []
         self._path = path
         self._launch = uuid.uuid4().hex
 
@@ -554,8 +562,8 @@ class Recoveries:
             told["started_at_s"] = time.time()
         return {RECOVERY_VARIABLE: json.dumps(told)}
 
-    def note(self, outcome: Outcome) -> None:
-        """A start has come to its end."""
+    def note(self, outcome: Outcome, unused: Mapping[int, str]) -> None:
+        """A start has come to its end; `unused` says why processes were no standbys, by their number."""
 
         def moment_s(ended_s: float | None) -> float | None:
             return None if ended_s is None else outcome.began_at_s + ended_s
@@ -567,6 +575,9 @@ class Recoveries:
                 "failed_at_s": None if outcome.first is None else moment_s(outcome.first.ended_s),
                 "ended_at_s": moment_s(max(ended_s, default=None)),
                 "standbys": sum(program.was_standby for program in outcome.programs),
+                "unused_standbys": [
+                    {"process": index, "reason": reason} for index, reason in sorted(unused.items())
+                ],
             }
         )
 

@@ -7,8 +7,8 @@ becomes one of its processes.
 
 What can go wrong, in order: the command is not one of Python (there are no standbys); an import fails, or the
 standby is killed (it is not replaced until the next start); it is not ready in time, it was prepared in
-another environment, or what it has imported has changed since (a fresh process is started). All this is
-logged at the level DEBUG, and costs time at most. Invariants: a standby runs nothing of the program before it
+another environment, or what it has imported has changed since (a fresh process is started). The launch says
+why, and it costs time at most. Invariants: a standby runs nothing of the program before it
 is told to, and it is told only when it is counted as a process of the program; it dies with the launch.
 """
 
@@ -47,6 +47,7 @@ _OPTIONS = re.compile(r"-[bBdEIOPqRsSuv]+")
 _WITH_VALUE = re.compile(r"-[bBdEIOPqRsSuv]*[WX](.*)", re.DOTALL)
 _MODULE = re.compile(r"-([bBdEIOPqRsSuv]*)m(.*)", re.DOTALL)
 _MOST_TOLD_BYTES = 1 << 20
+_HAS_ENDED = "the standby has ended"
 _log = logging.getLogger("waystation")
 
 # Starts a process: its command, its environment, and the descriptors that it gets besides.
@@ -165,18 +166,26 @@ class Standbys:
     Args:
         command: The command of the program.
         spawn: Starts a process as those of the program are started.
+        on_unused: Called at a restart with the reasons why processes are no standbys, by their number.
         prepare_after_s: When they are prepared if the program does not say that it has taken a step.
 
     Attributes:
         is_wanted: Whether the program may be started once more.
+        unused: Why processes of the latest restart were no standbys, by their number; empty before it.
     """
 
     def __init__(
-        self, command: PythonCommand, spawn: Spawn, prepare_after_s: float = PREPARE_AFTER_S
+        self,
+        command: PythonCommand,
+        spawn: Spawn,
+        on_unused: Callable[[Mapping[int, str]], None],
+        prepare_after_s: float = PREPARE_AFTER_S,
     ) -> None:
         self.is_wanted = True
+        self.unused: dict[int, str] = {}
         self._command = command
         self._spawn = spawn
+        self._on_unused = on_unused
         self._prepare_after_s = prepare_after_s
         self._standbys: dict[int, _Standby] = {}
         self._name = f"waystation-launch-{secrets.token_hex(16)}"
@@ -185,6 +194,7 @@ class Standbys:
         self._steps.bind(f"\0{self._name}")
         self._steps.setblocking(False)
         self._run: _Run | None = None
+        self._absent: dict[int, str] = {}  # why a process of the program has no standby now, by its number
 
     @property
     def environment(self) -> dict[str, str]:
@@ -200,22 +210,27 @@ class Standbys:
         Returns:
             The processes that standbys have become.
         """
+        self.unused, self._absent = self._absent, {}
         asked: dict[int, _Standby] = {}
         for index, standby in self._standbys.items():
             why = self._ask(standby, environments.get(index, {}))
             if why is None:
                 asked[index] = standby
             else:
-                _log.debug("the standby of process %d is not used: %s", index, why)
-        answered = _answers(asked)
+                self.unused[index] = why
+        refusals = _refusals(asked)
         taken = {}
         for index, standby in self._standbys.items():
-            if index in answered and standby.say(is_begun=True):
+            if index in asked and index not in refusals and standby.say(is_begun=True):
                 standby.control.close()
                 taken[index] = standby.process
-            else:
-                standby.end()
+                continue
+            if index in asked:
+                self.unused[index] = refusals.get(index, _HAS_ENDED)
+            standby.end()
         self._standbys.clear()
+        if self.unused:
+            self._on_unused(self.unused)
         return taken
 
     def _ask(self, standby: _Standby, environment: Mapping[str, str]) -> str | None:
@@ -223,15 +238,16 @@ class Standbys:
         heard = standby.heard()
         standby.is_ready = standby.is_ready or bool(heard and heard[0].get("is_ready"))
         if heard is None:
-            return "it has ended"
+            return _HAS_ENDED
         if not standby.is_ready:
-            return "it is not ready"
+            return "the standby was not ready"
         before = standby.environment
         changed = {name for name in {*before, *environment} if before.get(name) != environment.get(name)}
         if not changed <= LATE_VARIABLES:
-            return f"it has other values of {', '.join(sorted(changed - LATE_VARIABLES))}"
+            names = ", ".join(sorted(changed - LATE_VARIABLES))
+            return f"the standby was prepared with other values of {names}"
         is_there = standby.say(environment={name: environment.get(name) for name in sorted(changed)})
-        return None if is_there else "it has ended"
+        return None if is_there else _HAS_ENDED
 
     # ---- while the program runs ----------------------------------------------------------------
 
@@ -245,6 +261,7 @@ class Standbys:
         """See `Reserve`."""
         self._run = _Run(selector, dict(processes), environments, children, time.monotonic())
         self._run.waiting = sorted(processes)
+        self._absent = dict.fromkeys(processes, "no standby was prepared yet")
         selector.register(self._steps, selectors.EVENT_READ, self._hear_of_step)
 
     def leave(self) -> None:
@@ -308,9 +325,10 @@ class Standbys:
                 process = self._spawn(words, environment, numbers)
             except OSError as error:
                 own.close()
-                _log.debug("the standby of process %d is not started: %s", index, error)
+                self._absent[index] = f"the standby could not be started: {error}"
                 return
         own.setblocking(False)
+        self._absent.pop(index, None)
         standby = self._standbys[index] = _Standby(index, process, own, environment)
         run.children.add(process.pid)
         run.selector.register(own, selectors.EVENT_READ, lambda: self._hear(run, standby))
@@ -320,7 +338,9 @@ class Standbys:
         heard = standby.heard()
         if heard is None:
             run.selector.unregister(standby.control)
-            _log.debug("the standby of process %d has ended: %s", standby.index, standby.last_words())
+            words = standby.last_words()
+            self._absent[standby.index] = f"{_HAS_ENDED}: {words}"
+            _log.debug("the standby of process %d has ended: %s", standby.index, words)
             self._end(standby, run)
         elif heard and not heard[0].get("is_ready"):
             run.selector.unregister(standby.control)
@@ -378,9 +398,9 @@ class _Run:
     may_prepare: bool = False
 
 
-def _answers(asked: dict[int, _Standby]) -> set[int]:
-    """The numbers of the standbys that say in time that they can be used."""
-    can: set[int] = set()
+def _refusals(asked: dict[int, _Standby]) -> dict[int, str]:
+    """Why standbys cannot be used, by their numbers; the others have said in time that they can."""
+    refusals: dict[int, str] = {}
     waiting = dict(asked)
     until_s = time.monotonic() + ANSWER_S
     with selectors.DefaultSelector() as selector:
@@ -393,11 +413,8 @@ def _answers(asked: dict[int, _Standby]) -> set[int]:
                     continue
                 selector.unregister(key.fileobj)
                 del waiting[key.data]
-                if heard and heard[0].get("is_valid"):
-                    can.add(key.data)
-                else:
-                    why = heard[0].get("why") if heard else "it has ended"
-                    _log.debug("the standby of process %d is not used: %s", key.data, why)
-    for index in waiting:
-        _log.debug("the standby of process %d is not used: it does not answer", index)
-    return can
+                if heard is None:
+                    refusals[key.data] = _HAS_ENDED
+                elif not heard[0].get("is_valid"):
+                    refusals[key.data] = heard[0].get("why", "")
+    return refusals | dict.fromkeys(waiting, f"the standby did not answer within {ANSWER_S:g} s")

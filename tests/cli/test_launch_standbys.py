@@ -377,7 +377,7 @@ def test_a_standby_whose_imports_are_of_yesterday_is_not_used(tmp_path: Path, ch
             installed(tmp_path, "library.py", "VALUE = 1 + 1\n")  # of another size, or old bytecode is taken
         restarted(launch, standbys=0)
         assert launch.seen(1) == 2
-    assert "the standby of process 0 is not used: ImportError" in launch.said
+    assert "process 0 starts without a standby: ImportError" in launch.said
 
 
 # A package that keeps what it found in the environment as it was imported.
@@ -440,6 +440,10 @@ def ended_without(launch: Launched, start: int = 1) -> None:
     launch.go(1)
     report = launch.end()
     assert (report["restarts"], report["starts"][start]["standbys"]) == (1, 0), launch.said
+    (unused,) = report["starts"][start]["unused_standbys"]
+    assert unused["process"] == 0
+    assert f"process 0 starts without a standby: {unused['reason']}" in launch.said
+    assert report["starts"][0]["unused_standbys"] == []
     assert report["first_failure"] is None
 
 
@@ -517,7 +521,7 @@ def test_a_standby_that_is_not_ready_is_not_waited_for(tmp_path: Path, is_killed
             launch.hear("the standby of process 0 has ended")
         else:
             launch.go(0)
-            launch.hear("the standby of process 0 is not used: it is not ready")
+            launch.hear("process 0 starts without a standby: the standby was not ready")
             wait_until(lambda: not runs(standby))
         (tmp_path / "import").touch()
         ended_without(launch)
@@ -539,7 +543,7 @@ def test_a_standby_that_does_not_answer_is_ended(tmp_path: Path) -> None:
         (standby,) = launch.standbys()
         os.kill(standby, signal.SIGSTOP)
         ended_without(launch)
-    assert "the standby of process 0 is not used: it does not answer" in launch.said
+    assert "process 0 starts without a standby: the standby did not answer within 2 s" in launch.said
     assert not runs(standby)
 
 
@@ -619,8 +623,12 @@ def test_a_command_of_another_kind_is_restarted_as_before(tmp_path: Path) -> Non
     command = ["sh", "-c", f"exec {' '.join(script(tmp_path, WAIT + 'go_on(None)'))}"]
     with launched(tmp_path, command) as launch:
         launch.seen(0)
-        ended_without(launch)
-    assert "standby of process" not in launch.said
+        launch.go(0)
+        launch.go(1)
+        report = launch.end()
+    assert (report["restarts"], report["first_failure"]) == (1, None)
+    assert [(start["standbys"], start["unused_standbys"]) for start in report["starts"]] == [(0, []), (0, [])]
+    assert "standby" not in launch.said
 
 
 # Starts a program twice by the classes of the launcher, in different environments or without a first step.
@@ -631,7 +639,7 @@ from waystation_launch.standbys import Standbys, python_command
 
 logging.basicConfig(level=logging.DEBUG, format="%(message)s")
 command, seconds = [sys.executable, "program.py"], float(sys.argv[1])
-standbys = Standbys(python_command(command), spawn, seconds)
+standbys = Standbys(python_command(command), spawn, print, seconds)
 for environment in sys.argv[2:]:
     told = dict(pair.split("=") for pair in environment.split(","))
     told = {**os.environ, **standbys.environment, "RANK": "0", **told}
@@ -672,10 +680,9 @@ def test_a_standby_is_of_one_environment(tmp_path: Path, seconds: int, second: s
         out, err = launch.process.communicate(timeout=HANG_S)
     finally:
         launch.process.kill()
-    assert out.splitlines() == ["False SIGKILL", f"{is_used} None"], err
+    unused = [] if is_used else ["{0: 'the standby was prepared with other values of OMP_NUM_THREADS'}"]
+    assert out.splitlines() == ["False SIGKILL", *unused, f"{is_used} None"], err
     assert launch.seen(1) == [pair.partition("=")[2] for pair in second.split(",")]
-    if not is_used:
-        assert "it has other values of OMP_NUM_THREADS" in err
 
 
 TRAIN = """
