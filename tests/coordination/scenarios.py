@@ -78,6 +78,7 @@ def survivable(place: Place) -> dict[str, Any]:
         error_between_rounds,
         look,
         interrupt_after_the_decision,
+        second_interrupt,
         out_of_step,
         out_of_step_primaries,
         named_sequences,
@@ -253,6 +254,30 @@ def interrupt_after_the_decision(place: Place) -> Any:
                     patch.setattr(session, "_open_verdict", interrupt)
                 session.barrier()
             session.barrier()
+        finally:
+            session.close()
+
+    return attempt(use)
+
+
+def second_interrupt(place: Place) -> Any:
+    """One process is interrupted, and once more before it has told the others."""
+
+    def interrupt(*arguments: Any) -> Any:
+        raise KeyboardInterrupt
+
+    def work() -> bytes:
+        if place.index == 1:
+            raise KeyboardInterrupt
+        return b""
+
+    def use() -> None:
+        session = open_session("a second interrupt")
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                if place.index == 1:
+                    patch.setattr(session, "_put_failure", interrupt)
+                session.round(work, lambda parts: b"")
         finally:
             session.close()
 

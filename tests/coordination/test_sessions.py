@@ -173,6 +173,11 @@ def test_an_interrupt_after_the_decision_ends_the_next_round(seen: list[dict[str
         assert error.type == ("KeyboardInterrupt" if index == 1 else "Cancelled")
 
 
+def test_a_second_interrupt_keeps_nobody_from_hearing_of_the_first(seen: list[dict[str, Any]]) -> None:
+    for index, error in enumerate(errors(seen, "second_interrupt")):
+        assert error.type == ("KeyboardInterrupt" if index == 1 else "Cancelled")
+
+
 def test_processes_out_of_step_are_shown_what_each_wanted(seen: list[dict[str, Any]]) -> None:
     others = {2: "process 0", 4: "processes 0, 2, 3"}[len(seen)]
     for error in errors(seen, "out_of_step"):

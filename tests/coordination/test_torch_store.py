@@ -56,6 +56,35 @@ def test_values_are_put_read_and_removed(store: TorchStore) -> None:
     assert store.read("a", ["1", "2"]) == [None, b"2"]
 
 
+@pytest.mark.parametrize("raised", [TimeoutError, RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("ask", ["get", "read"])
+def test_what_a_signal_handler_raises_is_not_the_stores(
+    store: TorchStore, ask: str, raised: type[BaseException]
+) -> None:
+    def handle(*_: object) -> None:
+        raise raised("of the program")
+
+    asked = threading.Event()
+
+    def work(_: Any) -> None:
+        asked.set()
+        time.sleep(0.2)
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    interrupter = threading.Thread(target=lambda: asked.wait(HANG_S) and os.kill(os.getpid(), signal.SIGUSR1))
+    try:
+        if ask == "get":
+            threading.Timer(0.2, asked.set).start()
+        interrupter.start()
+        with pytest.raises(raised, match="of the program"):
+            store.get("absent", HANG_S) if ask == "get" else store._call(work)
+    finally:
+        interrupter.join()
+        signal.signal(signal.SIGUSR1, before)
+    store.set("absent", b"1")
+    assert store.get("absent", HANG_S) == b"1"
+
+
 def test_what_is_put_once_stays(store: TorchStore) -> None:
     assert store.set_once("a", b"first\x00")
     assert not store.set_once("a", b"second")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from tests.support.programs import Place, raised
 
@@ -43,6 +45,32 @@ def load_sharded(
             parts.append(((name, bounds), np.asarray(shard.data).tobytes()))
     place.disconnect()
     return seen[0].bytes_read, read, parts
+
+
+def interrupted_before_it_reads(place: Place, model: Path) -> tuple[Any, Any]:
+    """What each process sees when one is interrupted once all have agreed, and when all load again."""
+    connect(place)
+    shared = NamedSharding(jax.make_mesh((place.count,), ("x",)), PartitionSpec("x"))
+
+    def interrupt(*arguments: Any, **keywords: Any) -> Any:
+        raise KeyboardInterrupt
+
+    def use() -> int:
+        return len(load(model, framework="jax", sharding=shared))
+
+    with pytest.MonkeyPatch.context() as patch:
+        if place.index == 1:
+            patch.setattr(sys.modules["waystation.safetensors.load"], "Filling", interrupt)
+        try:
+            first: Any = use()
+        except KeyboardInterrupt:
+            first = "interrupted"
+        except Exception as error:
+            told = raised(error)
+            first = told.type, told.context.get("process")
+    again = use()
+    place.disconnect()
+    return first, again
 
 
 def load_copies(place: Place, models: list[Path], way: str, options: dict[str, Any]) -> Any:

@@ -56,6 +56,11 @@ def test_what_changes_while_it_is_read_is_raised_by_all(tmp_path: Path, copies: 
     assert all(error.context["tensor"] for error in found)
 
 
+def test_one_interrupted_before_it_reads_is_named_by_all_others(tmp_path: Path, copies: list[Path]) -> None:
+    found = values(tmp_path, process_scenarios.interrupted_before_it_reads, copies[0], count=2)
+    assert found == [(("Cancelled", 1), 6), ("interrupted", 6)]
+
+
 def test_the_same_from_every_copy(tmp_path: Path, copies: list[Path]) -> None:
     assert values(tmp_path, process_scenarios.load_copies, copies, "sharding", {}) == [6, 6, 6]
 

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import resource
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -387,6 +388,28 @@ def test_what_progress_raises_ends_the_load(model: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         load(model, framework="numpy", progress=fail)
+
+
+def test_what_a_signal_handler_raises_ends_a_load_with_progress(model: Path) -> None:
+    """Also where it raises what a wait for the load would raise."""
+    is_handled = threading.Event()
+
+    def handle(*_: object) -> None:
+        is_handled.set()
+        raise TimeoutError("of the program")
+
+    def interrupt(_: object) -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert is_handled.wait(60)
+
+    context = waystation.Context()
+    context.array.loading.on_statistics = interrupt  # called in the background, while the load is waited for
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        with context, pytest.raises(TimeoutError, match="of the program"):
+            load(model, framework="numpy", progress=lambda *_: None)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_twenty_thousand_small_tensors_are_not_made_one_by_one(

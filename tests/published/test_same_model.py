@@ -45,3 +45,4 @@ def test_what_is_sampled_of_stores_is_sampled_of_files_too() -> None:
         few = same_model._spread(names, same_model._MOST_SAMPLES_OF_STORES)
         assert set(few) <= set(many)
         assert (len(few), len(many)) == (min(count, 64), min(count, 256))
+        assert {*names[:1], *names[-1:]} <= set(few)

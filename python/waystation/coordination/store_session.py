@@ -133,7 +133,9 @@ class StoreSession:
         self._agreement: dict[str, Any] = {"what": what, "primary": processes[primary]}
         self._deadline_s = deadline_s
         self._rounds = 0
+        self._in_round: _Keys | None = None  # the one that has begun, and has no decision yet
         self._over = False
+        self._is_told = False  # whether the others know why it is over
         self._closed = False
         self._handed_in: list[str] = []  # the keys of this process's part
         self._verdict_pieces: dict[int, list[str]] = {}  # of the last rounds, by their number
@@ -144,7 +146,7 @@ class StoreSession:
         try:
             store.begin(self._watched)
         except BaseException as error:  # the others have taken the same number, and come
-            self._tell(self._keys(0), error)
+            self._tell_others(error)
             raise
 
     @property
@@ -156,7 +158,7 @@ class StoreSession:
         """Does this process's part, has the primary decide, and returns the decision."""
         if self._over or self._closed:
             raise InvalidInput(f"{self._what}: this session has ended, so that it has no more rounds")
-        keys = self._keys(self._rounds)
+        keys = self._in_round = self._keys(self._rounds)
         self._rounds += 1
         try:
             outcome = self._outcome(keys, work, decide)
@@ -164,9 +166,7 @@ class StoreSession:
             self._over = True
             if not isinstance(error, Exception):  # an interrupt waits for nobody who has not come
                 self._note_absent(keys)
-            # Where there is a decision already, the others go on to the next round.
-            if not self._tell(keys, error):
-                self._tell(self._keys(self._rounds), error)
+            self._tell_others(error)
             self._note_failure([])
             raise
         finally:
@@ -175,9 +175,10 @@ class StoreSession:
             if not self._store.removes_below:
                 self._remove(handed_in)
         if isinstance(outcome, WaystationError):
-            self._over = True
+            self._over = self._is_told = True
             self._note_failure([])
             raise outcome
+        self._in_round = None
         return outcome
 
     def barrier(self) -> None:
@@ -193,7 +194,7 @@ class StoreSession:
         # Without this process's part only a failure can be there.
         outcome = None if sealed is None else self._open_verdict(keys, sealed)
         if isinstance(outcome, WaystationError):
-            self._over = True
+            self._over = self._is_told = True
             self._note_failure([])
             raise outcome
 
@@ -222,8 +223,9 @@ class StoreSession:
             if self._is_in_vain:
                 return
             error = sys.exception()
-            if error is not None and error is not self._handled and not self._over:
-                self._tell(self._keys(self._rounds), error)
+            # A second interrupt may have kept a round from telling of the first.
+            if error is not None and error is not self._handled and not self._is_told:
+                self._tell_others(error)
             self._leave()
         except WaystationError as unable:
             # The work is done, or has failed with an error that says more; the store takes its keys along.
@@ -457,6 +459,13 @@ class StoreSession:
             _log.debug("the store could not be told of a failure: %s", error)
 
     # Verdicts -------------------------------------------------------------------------------------------
+
+    def _tell_others(self, error: BaseException) -> None:
+        """Makes an error that is being raised here everybody's."""
+        # Where there is a decision already, the others go on to the next round.
+        if self._in_round is None or not self._tell(self._in_round, error):
+            self._tell(self._keys(self._rounds), error)
+        self._is_told = True
 
     def _tell(self, keys: _Keys, error: BaseException) -> bool:
         """Makes an error that is being raised here everybody's, if the store allows; returns False if the

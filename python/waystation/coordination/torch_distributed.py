@@ -186,16 +186,21 @@ class TorchStore(Watching):
     def _call(self, function: Callable[[_Client], T], waiting_s: float = 0.0) -> T:
         connection = self._connect()
         try:
-            result = connection.call(function).result(waiting_s + ANSWER_S)
-        except BaseException as error:
-            connection.close()  # the call may still run
-            if isinstance(error, TimeoutError):
-                raise self._lose(f"no answer within {ANSWER_S:g} s") from None
-            if isinstance(error, RuntimeError):  # what torch raises, of whatever class
-                raise self._lose(_first_line(error)) from error
+            call = connection.call(function)
+            is_done = _is_done(call, waiting_s + ANSWER_S)
+            error = call.exception() if is_done else None
+        except BaseException:  # an interrupt
+            connection.close()
             raise
-        self._release(connection)
-        return result
+        if is_done and error is None:
+            self._release(connection)
+            return call.result()
+        connection.close()  # the call may still run
+        if error is None:
+            raise self._lose(f"no answer within {ANSWER_S:g} s")
+        if isinstance(error, RuntimeError):  # what torch raises, of whatever class
+            raise self._lose(_first_line(error)) from error
+        raise error
 
     def _wait(self, key: str, timeout_s: float) -> bytes | None:
         """Looks for so long at the wait for a key, which is begun if there is none."""
@@ -205,19 +210,23 @@ class TorchStore(Watching):
             begun = self._waits.pop(key, None)
         if begun is None:
             begun = _Wait(self._connect(), key)
+        is_done = False
         try:
-            value = begun.future.result(timeout_s)
-        except RuntimeError as error:
-            begun.connection.close()
+            is_done = _is_done(begun.future, timeout_s)
+        finally:
+            if not is_done:
+                with self._lock:
+                    self._waits[key] = begun
+        if not is_done:
+            return None
+        error = begun.future.exception()
+        if error is None:
+            self._release(begun.connection)
+            return begun.future.result()
+        begun.connection.close()
+        if isinstance(error, RuntimeError):
             raise self._lose(_first_line(error)) from error
-        except BaseException as error:
-            with self._lock:
-                self._waits[key] = begun
-            if isinstance(error, TimeoutError):
-                return None
-            raise
-        self._release(begun.connection)
-        return value
+        raise error
 
     def _connect(self) -> _Connection:
         if self._lost is not None:
@@ -242,6 +251,11 @@ class TorchStore(Watching):
             f"holds it, has died or cannot be reached ({why}). See its output, and restart the program",
             process=self.host,
         )
+
+
+def _is_done(call: concurrent.futures.Future[Any], timeout_s: float) -> bool:
+    """Waits for the end of a call. What a signal handler raises meanwhile is not taken for the call's."""
+    return bool(concurrent.futures.wait([call], timeout_s).done)
 
 
 class _Client:

@@ -11,10 +11,8 @@ processors share large arrays.
 
 from __future__ import annotations
 
-import concurrent.futures
 import functools
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +24,7 @@ from numpy.typing import NDArray
 from waystation import _native
 from waystation._errors import InvalidInput, LossyCast, WaystationError
 from waystation._options import Options
+from waystation._threads import Threads, processor_count
 from waystation.frameworks.base import CastRule, StoredArray
 from waystation.frameworks.dtypes import LogicalDtype, of_name, of_numpy
 
@@ -130,24 +129,19 @@ def copy(destination: Values, source: Values, rule: CastRule) -> None:
 
 
 def _together(works: Sequence[Callable[[], None]]) -> None:
-    """Does work in threads of its own; here in a program that is ending, and starts no threads any more.
+    """Does work in threads of its own.
 
     Raises:
         LossyCast: Of several that raise it the first.
     """
-    try:
-        threads = concurrent.futures.ThreadPoolExecutor(len(works), thread_name_prefix="waystation: cast")
-        with threads:
-            for done in [threads.submit(work) for work in works]:
-                done.result()
-    except RuntimeError:
-        for work in works:  # which may have been done already
-            work()
+    with Threads(len(works), "cast") as threads:
+        for done in [threads.submit(work) for work in works]:
+            done.result()
 
 
 def _parts(destination: Values, source: Values) -> list[tuple[Values, Values]]:
     """Both in as many parts as there are processors to cast large arrays, in order."""
-    count = min(len(os.sched_getaffinity(0)), destination.nbytes // _THREAD_BYTES)
+    count = min(processor_count(), destination.nbytes // _THREAD_BYTES)
     axis = next((axis for axis, extent in enumerate(destination.shape) if extent >= count), None)
     if count < 2 or axis is None:
         return [(destination, source)]

@@ -12,7 +12,6 @@ host memory in batches.
 
 from __future__ import annotations
 
-import concurrent.futures
 import os
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -24,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from waystation._threads import Threads
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import CastRule, DeviceArrays, Target
 from waystation.frameworks.jax_dtypes import WIDE, jax_dtype, wide_enabled
@@ -155,7 +155,7 @@ def _with_parts(writers: Sequence[PieceWriter]) -> list[list[Any]]:
             writer.parts()
 
     if len(firsts) > 1:
-        with concurrent.futures.ThreadPoolExecutor(min(len(firsts), os.cpu_count() or 1)) as threads:
+        with Threads(min(len(firsts), os.cpu_count() or 1), "kinds of arrays") as threads:
             list(threads.map(make, firsts))
     return [writer.parts() for writer in writers]
 

@@ -8,7 +8,6 @@ the blocks that they read against it. It protects against damage, not against th
 from __future__ import annotations
 
 import base64
-import concurrent.futures
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from waystation._errors import (
     WaystationError,
     naming_directory,
 )
+from waystation._threads import Threads
 from waystation.layouts.native.records import dump_json
 from waystation.safetensors.headers import LENGTH_BYTES, LIMIT_BYTES, Header, check_unchanged
 from waystation.safetensors.index import SUFFIX, read_index
@@ -399,7 +399,7 @@ def sum_files(headers: Sequence[Header], on_progress: OnProgress) -> list[FileCh
         chunks = range(0, header.identity.nbytes, _CHUNK_BYTES)
         tasks += [(held + begin, place, begin) for begin in chunks]
     tasks.sort()
-    with concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="waystation: sum") as workers:
+    with Threads(_THREADS, "sum") as workers:
         parts = workers.map(lambda task: _sum_part(headers[task[1]], task[2]), tasks)
         for (_, place, begin), part in zip(tasks, parts, strict=True):
             found[place].append(part)

@@ -8,7 +8,6 @@ shows.
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import NoReturn
 from waystation import _native, storage
 from waystation._collection import paused_collection
 from waystation._errors import Conflict, Corrupt, InvalidInput
+from waystation._threads import Threads
 from waystation.storage.foreign import described_bytes
 
 LENGTH_BYTES = 8
@@ -113,9 +113,7 @@ def read_headers(paths: Sequence[str]) -> list[Header]:
     if len(paths) < 2:
         return list(map(_read_from, paths, sources))
     most = _THREADS if all(source.engine is None for source in sources) else _THREADS_OF_STORES
-    with concurrent.futures.ThreadPoolExecutor(
-        min(most, len(paths)), thread_name_prefix="waystation: headers"
-    ) as readers:
+    with Threads(min(most, len(paths)), "headers") as readers:
         return list(readers.map(_read_from, paths, sources))
 
 

@@ -254,9 +254,7 @@ def _watched(
     try:
         is_over = False
         while not is_over:
-            with contextlib.suppress(TimeoutError):  # one of the load itself is raised at the end
-                response.result(_PROGRESS_INTERVAL_S)
-            is_over = response.done()
+            is_over = response.wait(_PROGRESS_INTERVAL_S)
             progress(*response.progress())
     except BaseException:
         response.cancel()
@@ -286,20 +284,16 @@ def _load_what_is_there(
 
 
 def _load(request: Request, session: Session, progress: Progress) -> dict[str, Any]:
-    made = Made(request.opened, len(request.incoming))
-    filling = Filling(
-        request.opened,
-        request.options,
-        progress,
-        request.mappings,
-        [(request.codec, request.incoming)],
-    )
-
-    def read() -> None:
-        with calling_arrays_tensors(request.opened):
-            filling.finish(made)
-
+    # The session is closed here from the first: what fails before a round is told to the others by that.
     with contextlib.closing(session):
+        made = Made(request.opened, len(request.incoming))
+        batches = [(request.codec, request.incoming)]
+        filling = Filling(request.opened, request.options, progress, request.mappings, batches)
+
+        def read() -> None:
+            with calling_arrays_tensors(request.opened):
+                filling.finish(made)
+
         collective.attempt(session, read)
         if request.resharded:
             collective.attempt(

@@ -9,7 +9,6 @@ refused.
 
 from __future__ import annotations
 
-import concurrent.futures
 import hashlib
 import itertools
 import json
@@ -18,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from waystation import _processes
 from waystation._errors import InvalidInput
+from waystation._threads import Threads
 from waystation.coordination import Session, collective
 from waystation.safetensors.headers import Header
 from waystation.safetensors.open_files import OpenFiles
@@ -86,9 +86,13 @@ def require_same(session: Session, opened: OpenFiles, tensors: Mapping[str, int]
 
 
 def _spread(names: Sequence[str], most: int) -> list[str]:
-    """So many names at most, evenly of all."""
+    """So many names at most: evenly of all, with the first and the last, for heads are often one of these.
+
+    What is chosen of half, a quarter, … as many is among it.
+    """
     count = min(len(names), most)
-    return [names[number * len(names) // count] for number in range(count)]
+    chosen = [(number + 1) * len(names) // count - 1 for number in range(count)]
+    return [names[place] for place in [0, *chosen[1:]]] if names else []
 
 
 def _samples(opened: OpenFiles, tensors: Sequence[int]) -> list[str]:
@@ -99,7 +103,7 @@ def _samples(opened: OpenFiles, tensors: Sequence[int]) -> list[str]:
     # More at a time from stores, where each waits for an answer.
     most = _SAMPLES_OF_THREAD if opened.is_local else _SAMPLES_OF_THREAD_OF_STORES
     shares = [own[begin : begin + most] for own in by_file.values() for begin in range(0, len(own), most)]
-    with concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="waystation: samples") as readers:
+    with Threads(_THREADS, "samples") as readers:
         found = dict(itertools.chain.from_iterable(readers.map(_reader(opened), shares)))
     return [found[number] for number in tensors]
 

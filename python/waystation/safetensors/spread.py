@@ -8,7 +8,6 @@ is written; `spread_folders.py` says how the files come to stand in their folder
 
 from __future__ import annotations
 
-import concurrent.futures
 import heapq
 import logging
 import math
@@ -25,6 +24,7 @@ from waystation._arguments import require_function
 from waystation._errors import Cancelled, Corrupt, InvalidInput, Unsupported, WaystationError, WrongType
 from waystation._options import Options, checks
 from waystation._options.in_effect import current_options
+from waystation._threads import Threads
 from waystation.layouts.native import engine_job, read_job
 from waystation.safetensors.checksums import (
     FILE_NAME,
@@ -596,9 +596,7 @@ def _compare(
                     path=placed[number].staged,
                 )
 
-    with concurrent.futures.ThreadPoolExecutor(
-        len(by_folder), thread_name_prefix="waystation: spread"
-    ) as workers:
+    with Threads(len(by_folder), "spread") as workers:
         try:
             running = [workers.submit(compare, folder) for folder in by_folder]
             while not all(work.done() for work in running):

@@ -28,6 +28,7 @@ from waystation._errors import (
     WaystationError,
     WrongType,
 )
+from waystation._threads import is_started
 from waystation.storage import names
 from waystation.storage.base import (
     SLACK_BYTES,
@@ -313,9 +314,7 @@ def _have_help(
     for _ in range(most):
         run = contextvars.copy_context().run
         thread = threading.Thread(target=run, args=(help_out,), name="waystation: store")
-        try:
-            thread.start()
-        except RuntimeError:
+        if not is_started(thread):
             return
         helpers.append(thread)
 

@@ -34,15 +34,6 @@ class StepResponse(AsyncResponse[bool]):
         self.was_asked = True
         return error
 
-    def wait(self) -> None:
-        """Waits for the end, whatever that is.
-
-        Raises:
-            InvalidInput: It runs in the parent of this process.
-        """
-        self._require_owner()
-        self._finished.wait()
-
 
 class SavesInFlight:
     """What goes on in the background.

@@ -248,10 +248,9 @@ class OpenRemote:
             lambda _: self._failure_of_look(),
             waits_if_late=False,
         )
-        try:
-            failure = look.result(_ANSWERS_WITHIN_S)
-        except TimeoutError:
+        if not look.wait(_ANSWERS_WITHIN_S):
             return f"it has not answered within {_ANSWERS_WITHIN_S:g} s"
+        failure = look.result()
         if failure is not None:
             raise failure
         return None
@@ -781,10 +780,9 @@ class OpenRemote:
         with self._lock:
             running = self._running
         if running is not None:
-            try:
-                error = running.exception(_ROUND_S)
-            except TimeoutError:
+            if not running.wait(_ROUND_S):
                 return b""
+            error = running.exception()
             if error is not None:
                 with self._lock:
                     self._untold = None

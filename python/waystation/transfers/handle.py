@@ -227,19 +227,30 @@ class AsyncResponse(Generic[T]):
             TimeoutError: The operation still runs after `timeout` seconds; it goes on.
             InvalidInput: As `result` does.
         """
-        self._require_owner()
-        if threading.current_thread() is self._thread and not self._finished.is_set():
-            raise InvalidInput(
-                f"{self._what} cannot wait for its own end; call result() outside of what it calls"
-            )
-        # The event's lock is asked for only where this process can release it.
-        if not self._finished.is_set() and not self._finished.wait(timeout):
+        if not self.wait(timeout):
             raise TimeoutError(f"{self._what} still runs after {timeout} s")
         if self._failure is None:
             return None
         with contextlib.suppress(ValueError):
             _unread.remove(self._failure)
         return self._failure.error
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits for the end; returns whether the operation has ended, well or not.
+
+        Args:
+            timeout: Seconds to wait at most; None waits as long as it takes.
+
+        Raises:
+            InvalidInput: As `result` does.
+        """
+        self._require_owner()
+        if threading.current_thread() is self._thread and not self._finished.is_set():
+            raise InvalidInput(
+                f"{self._what} cannot wait for its own end; call result() outside of what it calls"
+            )
+        # The event's lock is asked for only where this process can release it.
+        return self._finished.is_set() or self._finished.wait(timeout)
 
     def done(self) -> bool:
         """Whether the operation has ended, well or not."""

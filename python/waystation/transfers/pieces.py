@@ -17,6 +17,7 @@ import numpy as np
 
 from waystation import _forks
 from waystation._options import Options
+from waystation._threads import Threads
 from waystation.frameworks import dtypes
 from waystation.grid import Box
 from waystation.layouts.native import memory
@@ -160,7 +161,7 @@ def read_ahead(
     if group is not None and following is None:
         yield group, read(group)  # nothing to overlap with: no thread
         return
-    reader = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="waystation: read ahead")
+    reader = Threads(1, "read ahead")
     owner = _forks.Owner()
     try:
         pending: concurrent.futures.Future[Loaded] | None = None

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from waystation import _native
 from waystation._options import Options
+from waystation._threads import processor_count
 from waystation.frameworks.base import Codec, PieceWriter
 from waystation.grid import volume
 from waystation.transfers.buffers import Incoming, Reading, Region, aligned, fill_buffers
@@ -72,7 +72,7 @@ def bound_engine(options: Options, nbytes: int) -> Options:
     engine.block_bytes = max(block, most_bytes // block * block)
     requests = max(1, nbytes // 2 // engine.block_bytes)
     engine.depth = min(engine.depth or _MOST_REQUESTS, _MOST_REQUESTS, requests)
-    engine.threads = min(engine.threads or len(os.sched_getaffinity(0)), requests)
+    engine.threads = min(engine.threads or processor_count(), requests)
     return bounded.frozen()
 
 

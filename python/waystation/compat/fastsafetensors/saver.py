@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 from waystation import _native, storage
 from waystation._errors import DiskFull, InvalidInput
+from waystation._threads import Threads
 from waystation.compat.fastsafetensors.shard_files import Staged, by_addresses, by_mapping
 from waystation.compat.fastsafetensors.shard_plans import (
     KEY_SHARD_COUNT,
@@ -64,7 +64,7 @@ def per_entry_fill(fn: Callable[[memoryview, WriteEntry], None], num_threads: in
         raise InvalidInput(f"num_threads is {num_threads}; give at least 1")
 
     def fill(work: list[tuple[memoryview, WriteEntry]]) -> None:
-        with ThreadPoolExecutor(num_threads) as threads:
+        with Threads(num_threads, "fill") as threads:
             for done in [threads.submit(fn, buffer, entry) for buffer, entry in work]:
                 done.result()
 

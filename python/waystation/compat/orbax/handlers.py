@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import abc
 import asyncio
-import concurrent.futures
 import inspect
 import json
 import os
@@ -18,6 +17,7 @@ from typing import Any, Protocol
 
 from waystation import _native, storage
 from waystation._errors import Conflict, InvalidInput, NoHandler, Unsupported
+from waystation._threads import Threads
 from waystation.checkpoint.context import Context
 from waystation.checkpoint.handlers.choice import STATE
 from waystation.checkpoint.handlers.registry import Remembered
@@ -71,7 +71,7 @@ def run_coroutine(work: Coroutine[Any, Any, Any]) -> Any:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(work)
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+    with Threads(1, "coroutine") as pool:
         return pool.submit(asyncio.run, work).result()
 
 
