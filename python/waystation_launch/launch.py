@@ -35,7 +35,7 @@ from waystation_launch.hosts import (
     read_hosts,
     read_secret,
 )
-from waystation_launch.processes import Launch, OnLine, Outcome, Program, spawn
+from waystation_launch.processes import Launch, OnLine, Outcome, Program, Signals, spawn
 from waystation_launch.rendezvous import Rendezvous
 from waystation_launch.standbys import Standbys, python_command
 from waystation_launch.world import LOCAL_ADDRESS, World
@@ -135,11 +135,13 @@ class _Others:
     Attributes:
         launches: The launches of the other hosts; None if this one starts all processes.
         standbys: What the processes are restarted from; None if each is started anew.
+        signals: What is passed on to the processes.
         may_restart: Whether the program is started again if it fails.
     """
 
     launches: Rendezvous | None
     standbys: Standbys | None
+    signals: Signals
     may_restart: bool
 
 
@@ -172,28 +174,38 @@ def _run(
 ) -> Result:
     recoveries = Recoveries(Path(f"{agents[0].directory}.recoveries.jsonl") if agents else None)
     outcome, code = None, FOUND_FAILURE
-    with _rendezvous(request, hosts, tell) as rendezvous, _standbys(request, tell) as standbys:
+    with (
+        contextlib.closing(Signals()) as signals,
+        _rendezvous(request, hosts, tell) as rendezvous,
+        _standbys(request, tell) as standbys,
+    ):
         for left in range(request.restarts, -1, -1):
-            if rendezvous is not None and not rendezvous.join():
+            if rendezvous is not None and not _joined(rendezvous, signals):
                 tell(f"the program is not started again: {rendezvous.left}", "red")
                 break
             told = recoveries.environment()
             if standbys is not None:
                 standbys.is_wanted = left > 0
                 told |= standbys.environment
-            others = _Others(rendezvous, standbys, left > 0)
+            others = _Others(rendezvous, standbys, signals, left > 0)
             outcome = _launched(request, hosts, agents, told, others, tell, show)
             recoveries.note(outcome, {} if standbys is None else standbys.unused)
-            code, report = _ended(outcome, rendezvous)
+            code, report = _ended(outcome, rendezvous, signals)
             for line in report:
                 tell(line, "red" if line is report[0] else None)
             if not code or not left or outcome.passed_on is not None:
                 break
             if rendezvous is not None and rendezvous.left is not None:
                 break
+            if late := signals.take():
+                outcome.passed_on = late[0]
+                code = _exit_code(outcome)
+                break
             tell(f"the program is started again; restarts left: {left - 1}", "yellow")
         if outcome is None:
             raise Unavailable(f"the program is not started: {rendezvous.left if rendezvous else ''}")
+        if outcome.passed_on is not None and left and outcome.first and outcome.first.told_to_end is None:
+            tell(f"{outcome.passed_on.name} has come, so the program is not started again", "yellow")
         if code and rendezvous is not None and rendezvous.left is None:
             rendezvous.leave(report[0] if report else "its launch was told to end")
     recovered = recoveries.found()
@@ -279,13 +291,22 @@ def _rendezvous(request: Request, hosts: _Hosts | None, tell: Tell) -> Iterator[
             raise
 
 
-def _ended(outcome: Outcome, rendezvous: Rendezvous | None) -> tuple[int, list[str]]:
+def _joined(rendezvous: Rendezvous, signals: Signals) -> bool:
+    """Whether the launches of all hosts are ready; a signal ends the wait for them."""
+    with signals.as_before():
+        return rendezvous.join()
+
+
+def _ended(outcome: Outcome, rendezvous: Rendezvous | None, signals: Signals) -> tuple[int, list[str]]:
     """The exit code of a start that has ended, and its report. It is 0 only if all hosts ended well."""
     code, report = _exit_code(outcome), _report(outcome)
     if rendezvous is None or outcome.passed_on is not None:
         return code, report
-    if outcome.stopped is None and not code and rendezvous.ends_well():
-        return 0, []
+    if outcome.stopped is None and not code:
+        with signals.as_before():
+            ends_well = rendezvous.ends_well()
+        if ends_well:
+            return 0, []
     why = rendezvous.left or rendezvous.stopped
     if why is not None:
         report = [f"the program has failed elsewhere: {why}", *report]
@@ -429,6 +450,7 @@ def _launched_in(
         grace_s,
         _numbered(show, indices),
         _announcer(tell, len(environments), failure_grace_s),
+        others.signals,
         agents,
         world.first_index,
         others.launches,

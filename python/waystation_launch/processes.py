@@ -237,6 +237,58 @@ def spawn(
     )
 
 
+class Signals:
+    """The signals that end a program, from its first start to its last end: none of them is lost.
+
+    Between its start and its close they do nothing but wait to be taken, and `fileno` is readable then.
+    """
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._before: dict[int, Any] = {}
+        self._before_fd = -1
+        self._receive()
+
+    def fileno(self) -> int:
+        """What is readable when signals have come."""
+        return self._reader.fileno()
+
+    def take(self) -> list[signal.Signals]:
+        """Those that have come since, in order."""
+        try:
+            values = self._reader.recv(_READ_BYTES)
+        except BlockingIOError:
+            return []
+        return [signal.Signals(value) for value in values if value in _PASSED_ON]
+
+    @contextlib.contextmanager
+    def as_before(self) -> Iterator[None]:
+        """While no process of the program runs, signals do what they did before."""
+        self._leave()
+        try:
+            yield
+        finally:
+            self._receive()
+
+    def close(self) -> None:
+        """From now on signals do what they did before."""
+        self._leave()
+        self._reader.close()
+        self._writer.close()
+
+    def _receive(self) -> None:
+        self._before_fd = signal.set_wakeup_fd(self._writer.fileno())
+        # The handlers do nothing: what counts is what the file descriptor says.
+        self._before = {number: signal.signal(number, lambda *_: None) for number in _PASSED_ON}
+
+    def _leave(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._before_fd)
+
+
 class Launch:
     """Runs several processes of a command and follows them until all have ended."""
 
@@ -247,6 +299,7 @@ class Launch:
         grace_s: float,
         on_line: OnLine,
         on_failure: Callable[[Program], None],
+        signals: Signals,
         companions: Sequence[Companion] = (),
         first_index: int = 0,
         others: Others | None = None,
@@ -260,6 +313,7 @@ class Launch:
             grace_s: How long processes may still run when a signal was passed on to them.
             on_line: Takes each line of output.
             on_failure: Called when a process has failed and the others are given their time.
+            signals: What is passed on to the processes.
             companions: What runs beside the program, and is started again when it ends.
             first_index: The number of the first process, of all that the program has.
             others: The launches of other hosts; None if there are none that this one has to heed.
@@ -272,6 +326,7 @@ class Launch:
         self._failure_grace_s = grace_s if failure_grace_s is None else failure_grace_s
         self._on_line = on_line
         self._on_failure = on_failure
+        self._signals = signals
         self._companions = companions
         self._companion_ends: dict[int, int] = {}  # of those that are followed, by their places
         self._others = others
@@ -294,9 +349,10 @@ class Launch:
         Raises:
             OSError: The command cannot be started; no process of it is left running.
         """
-        with adopting_orphans() as strangers, self._receiving_signals():
+        with adopting_orphans() as strangers:
             self._strangers = strangers
             try:
+                self._selector.register(self._signals, selectors.EVENT_READ, self._pass_on)
                 for place in range(len(self._companions)):
                     self._follow_companion(place)
                 if self._others is not None:
@@ -310,6 +366,7 @@ class Launch:
                     self._leave_companion(place)
                 self._end_everything()
                 self._selector.close()
+        self._pass_on()  # what has come while the last processes were ended
         stopped = None if self._others is None else self._others.stopped
         return Outcome(self._programs, self._first_failure(), self._passed_on, self._began_at_s, stopped)
 
@@ -479,29 +536,8 @@ class Launch:
 
     # Signals --------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _receiving_signals(self) -> Iterator[None]:
-        """Signals wake the loop, which passes them on."""
-        reader, writer = socket.socketpair()
-        with reader, writer:
-            reader.setblocking(False)
-            writer.setblocking(False)
-            before_fd = signal.set_wakeup_fd(writer.fileno())
-            # The handlers do nothing: what counts is what the file descriptor says.
-            before = {number: signal.signal(number, lambda *_: None) for number in _PASSED_ON}
-            self._selector.register(reader, selectors.EVENT_READ, lambda: self._pass_on(reader))
-            try:
-                yield
-            finally:
-                signal.set_wakeup_fd(before_fd)
-                for number, handler in before.items():
-                    signal.signal(number, handler)
-
-    def _pass_on(self, reader: socket.socket) -> None:
-        for value in reader.recv(64):
-            if value not in _PASSED_ON:
-                continue
-            number = signal.Signals(value)
+    def _pass_on(self) -> None:
+        for number in self._signals.take():
             # Whoever asks a second time does not want to wait. `timeout` and others signal a process and then
             # its group, which is one request.
             if self._passed_on is not None and self._now_s() - self._passed_on_s < SAME_REQUEST_S:

@@ -260,6 +260,44 @@ def test_signals_to_a_launch_and_to_its_group_are_one(tmp_path: Path) -> None:
     assert [entry["told_to_end"] for entry in json.loads(out)["processes"]] == ["SIGTERM"] * 2
 
 
+# Runs the command line; a signal comes as a function of the launch begins.
+SIGNALLED = """
+import importlib, os, signal, sys
+from waystation.cli import main
+
+module, name = sys.argv.pop(1).rsplit(".", 1)
+module = importlib.import_module(module)
+before = getattr(module, name)
+
+def signalled(*arguments):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return before(*arguments)
+
+setattr(module, name, signalled)
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "when",
+    ["processes.kill_adopted", "launch._ended", "launch.Launch"],
+    ids=["as the last process has ended", "as a start is over", "before the next start"],
+)
+def test_a_signal_between_two_starts_ends_the_launch(when: str, tmp_path: Path) -> None:
+    code = WAIT if when == "launch.Launch" else "sys.exit(3)"
+    options = ["launch", "--restarts", "5", "--json", "--", *program(tmp_path, code), str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, f"waystation_launch.{when}", *options],
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
+    assert done.returncode == 143, done.stderr
+    assert "started again" not in done.stderr.replace("not started again", "")
+    assert json.loads(done.stdout)["passed_on"] == "SIGTERM"
+
+
 @pytest.mark.parametrize("end", ["failure", "success"])
 def test_what_a_process_starts_does_not_outlive_the_launch(end: str, tmp_path: Path) -> None:
     """A child in its group, and one that has left it, holding the output open."""

@@ -634,7 +634,7 @@ def test_a_command_of_another_kind_is_restarted_as_before(tmp_path: Path) -> Non
 # Starts a program twice by the classes of the launcher, in different environments or without a first step.
 DRIVER = """
 import logging, os, sys, time
-from waystation_launch.processes import Launch, spawn
+from waystation_launch.processes import Launch, Signals, spawn
 from waystation_launch.standbys import Standbys, python_command
 
 logging.basicConfig(level=logging.DEBUG, format="%(message)s")
@@ -643,8 +643,10 @@ standbys = Standbys(python_command(command), spawn, print, seconds)
 for environment in sys.argv[2:]:
     told = dict(pair.split("=") for pair in environment.split(","))
     told = {**os.environ, **standbys.environment, "RANK": "0", **told}
-    launch = Launch(command, [told], 1, lambda *line: None, lambda program: None, reserve=standbys)
+    signals = Signals()
+    launch = Launch(command, [told], 1, lambda *line: None, lambda program: None, signals, reserve=standbys)
     outcome = launch.run()
+    signals.close()
     print(outcome.programs[0].was_standby, outcome.programs[0].signal_name, flush=True)
 standbys.close()
 """
