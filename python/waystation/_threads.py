@@ -11,7 +11,6 @@ import collections
 import concurrent.futures
 import contextvars
 import os
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -21,9 +20,10 @@ R = TypeVar("R")
 
 def processor_count() -> int:
     """How many processors this process may use."""
-    if sys.platform == "linux":
+    try:
         return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    except AttributeError:  # macOS has no such call
+        return os.cpu_count() or 1
 
 
 class Threads(concurrent.futures.Executor):

@@ -41,7 +41,7 @@ LAYERS: list[set[str]] = [
     {"_distinct"},
     {"_native"},
     {"_arguments", "_collection", "_extras", "_options", "_peers", "_plans", "errors"},
-    {"_forks", "_launched", "_ports"},
+    {"_forks", "_launched", "_ports", "_threads"},
     {"_errors", "_processes"},
 ]
 LEVELS = {name: len(LAYERS) - index for index, names in enumerate(LAYERS) for name in names}

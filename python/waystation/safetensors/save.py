@@ -183,12 +183,13 @@ def _add_contiguous(
 
 
 def _require_no_none(state: Any) -> None:
-    """Refuses None in the place of an array that is given by its name. Deeper in a tree it stands for no
-    array, as in what `equinox.filter` makes."""
+    """Refuses None in the place of an array that is given by its name. In a tree it stands for no array, as
+    in what `equinox.filter` makes."""
     if state is None:
         raise UnsupportedLeaf("what is saved is None, and these files hold arrays only; give a dict of them")
     if isinstance(state, dict):
-        for name, value in state.items():
+        is_flat = not any(isinstance(value, dict | list | tuple) for value in state.values())
+        for name, value in state.items() if is_flat else ():
             if value is None:
                 raise UnsupportedLeaf(
                     f"[{name!r}] is None, and these files hold arrays only; leave it out, or save a "

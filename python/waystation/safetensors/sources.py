@@ -158,16 +158,20 @@ def _paths(files: Sequence[PathLike] | bytes) -> list[str]:
     paths = [storage.located(path) for path in files]
     if not paths:
         raise InvalidInput("no files were given")
-    return paths
+    directories = {directory: storage.resolved(directory) for directory in map(os.path.dirname, paths)}
+    return [os.path.join(directories[os.path.dirname(path)], os.path.basename(path)) for path in paths]
 
 
 def resolve(files: PathLike) -> tuple[list[str], Index | None]:
-    """The files that a path means, and the index that names them, if that is what tells."""
+    """The files that a path means now, and the index that names them, if that is what tells.
+
+    Their directory is no link: one that is moved to another model meanwhile would lead to files of both.
+    """
     path = storage.located(files)
     if storage.of(path).is_listable:
         found = storage.status(path)
         if found is not None and found.kind == "directory":
-            return _in_directory(path)
+            return _in_directory(storage.resolved(path))
         advice = hub_advice(path) if found is None else ""
         if advice:
             raise NotFound(f"there is no file or directory '{path}'{advice}", path=path)
@@ -178,7 +182,8 @@ def resolve(files: PathLike) -> tuple[list[str], Index | None]:
             path=path,
         )
     if path.endswith(".json"):
-        index = read_index(path)
+        directory, name = os.path.split(path)
+        index = read_index(os.path.join(storage.resolved(directory), name))
         return index.files(), index
     return [path], None
 
