@@ -97,6 +97,19 @@ def load_copies(place: Place, models: list[Path], way: str, options: dict[str, A
         place.disconnect()
 
 
+def load_in_another_order(place: Place, model: Path) -> Any:
+    """Each process has its own devices first in the mesh; returns the error."""
+    connect(place, 2)
+    own = sorted(jax.devices(), key=lambda device: device.process_index != place.index)
+    mesh = jax.sharding.Mesh(np.array(own), ("x",))
+    try:
+        return len(load(model, framework="jax", sharding=NamedSharding(mesh, PartitionSpec("x"))))
+    except Exception as error:
+        return raised(error)
+    finally:
+        place.disconnect()
+
+
 def load_alone(place: Place, model: Path) -> int:
     """One process alone loads to its own devices, by a sharding and by a function; the others do not."""
     connect(place)

@@ -61,6 +61,11 @@ def test_one_interrupted_before_it_reads_is_named_by_all_others(tmp_path: Path, 
     assert found == [(("Cancelled", 1), 6), ("interrupted", 6)]
 
 
+def test_meshes_of_other_orders_are_refused(tmp_path: Path, copies: list[Path]) -> None:
+    found = values(tmp_path, process_scenarios.load_in_another_order, copies[0], count=2)
+    assert [error.type for error in found] == ["InvalidInput"] * 2
+
+
 def test_the_same_from_every_copy(tmp_path: Path, copies: list[Path]) -> None:
     assert values(tmp_path, process_scenarios.load_copies, copies, "sharding", {}) == [6, 6, 6]
 

@@ -80,7 +80,7 @@ def test_a_function_chooses(tmp_path: Path) -> None:
     assert isinstance(loaded["bias"].sharding, SingleDeviceSharding)
 
 
-@pytest.mark.parametrize("spec", [("x", "y", None), (None, "x")])
+@pytest.mark.parametrize("spec", [("x", "y", None), (None, "x"), (None, None, None, "x")])
 def test_shardings_that_do_not_fit_name_the_tensor(tmp_path: Path, spec: tuple[str | None, ...]) -> None:
     path = models.write_file(tmp_path / "model.safetensors", {"w": np.ones((8, 3), np.float32)})
     with pytest.raises(errors.InvalidInput) as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.published import models
 import waystation
 import waystation.safetensors
 from waystation import errors
+from waystation.safetensors import headers
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 
@@ -82,6 +84,49 @@ def test_a_cache_of_hugging_face(tmp_path: Path, with_reference: bool) -> None:
         (model / "refs" / "main").unlink()
         with pytest.raises(errors.InvalidInput, match="2 revisions"):
             names(model)
+
+
+@pytest.mark.parametrize("held", [[REVISION], [REVISION, "0" * 40], []])
+def test_a_revision_that_is_not_in_the_cache(tmp_path: Path, held: list[str]) -> None:
+    (tmp_path / "snapshots").mkdir()
+    for revision in held:
+        models.write_set(tmp_path / "snapshots" / revision, models.numbers(4), 2)
+    (tmp_path / "refs").mkdir()
+    (tmp_path / "refs" / "main").write_text("5" * 40)
+    with pytest.raises(errors.NotFound, match=f"revision {'5' * 40}") as caught:
+        names(tmp_path)
+    assert all(f"snapshots/{revision}" in str(caught.value) for revision in held)
+
+
+@pytest.mark.parametrize("way", ["directory", "index", "files"])
+def test_a_link_that_is_moved_while_headers_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    for version in (0, 1):
+        numbers = {name: array + version for name, array in models.numbers(4).items()}
+        models.write_set(tmp_path / str(version), numbers, 2)
+    link = tmp_path / "link"
+    link.symlink_to("0")
+    moves = itertools.count(1)
+    before = headers._read_from
+
+    def move_and_read(*arguments: Any) -> Any:
+        move = next(moves)
+        (tmp_path / f"next-{move}").symlink_to(str(move % 2))
+        (tmp_path / f"next-{move}").replace(link)
+        return before(*arguments)
+
+    given: Any = {
+        "directory": link,
+        "index": link / "model.safetensors.index.json",
+        "files": sorted(link.glob("*.safetensors")),
+    }[way]
+    monkeypatch.setattr(headers, "_read_from", move_and_read)
+    loaded = waystation.safetensors.load(given, framework="numpy")
+    assert next(moves) == 3
+    assert {name: array.tobytes() for name, array in loaded.items()} == {
+        name: array.tobytes() for name, array in models.numbers(4).items()
+    }
 
 
 def test_our_own_checkpoints(tmp_path: Path) -> None:

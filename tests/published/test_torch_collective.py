@@ -70,6 +70,14 @@ def test_choices_are_those_of_load(tmp_path: Path, model: Path) -> None:
         assert found == expected
 
 
+@pytest.mark.parametrize("limit", [1, 100, 100_000])
+def test_a_limit_on_memory_makes_no_load_fail(tmp_path: Path, model: Path, limit: int) -> None:
+    (expected,) = {tuple(found) for found in values(tmp_path, 2, group_scenarios.load, model, {"send": True})}
+    options = {"send": True, "memory_limit": limit}
+    for found in values(tmp_path, 2, group_scenarios.load, model, options):
+        assert tuple(found) == expected
+
+
 @pytest.mark.parametrize("send", [True, False])
 def test_statistics_tell_what_was_read_and_what_was_received(tmp_path: Path, model: Path, send: bool) -> None:
     needed = 0

@@ -306,6 +306,10 @@ class Resharding(Protocol):
         """The processes whose devices a place of arrays is over; None stands for all devices."""
         ...
 
+    def described(self, place: object, shape: tuple[int, ...]) -> str:
+        """What is equal for two places only if they divide an array of this shape in the same way."""
+        ...
+
     def reading(
         self, target: Target, item_bytes: int, least_bytes: int
     ) -> tuple[tuple[int, ...], object] | None:

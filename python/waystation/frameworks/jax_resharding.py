@@ -37,6 +37,21 @@ def processes_of(place: object) -> set[int]:
     return {device.process_index for device in devices}
 
 
+def described(place: object, shape: tuple[int, ...]) -> str:
+    """What is equal for two shardings only if each device has the same part of an array of this shape.
+
+    The text of a sharding has the axes of its mesh, and not its devices.
+    """
+    if isinstance(place, NamedSharding) and isinstance(place.mesh, Mesh):
+        order = place.mesh.device_ids.ravel().tolist()
+    elif isinstance(place, Sharding):
+        parts: dict[Any, Any] = dict(place.devices_indices_map(shape))
+        order = sorted((device.id, repr(part)) for device, part in parts.items())
+    else:
+        order = []
+    return f"{place!r} {order}"
+
+
 def reading(target: Target, item_bytes: int, least_bytes: int) -> tuple[tuple[int, ...], Sharding] | None:
     """The shape and the sharding with which an array is read first; None if it is read as it should be.
 

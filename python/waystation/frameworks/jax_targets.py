@@ -133,8 +133,10 @@ class _Chooser:
             sharding = _over_mesh_in_effect(sharding)
         try:
             by_device = boxes_by_device(sharding, shape)
-        except ValueError as error:
-            raise InvalidInput(f"an array of shape {shape} cannot have {sharding}: {error}") from error
+        except (ValueError, IndexError, NotImplementedError) as error:
+            spec = getattr(sharding, "spec", ())
+            why = f"its spec has more than {len(shape)} entries" if len(spec) > len(shape) else str(error)
+            raise InvalidInput(f"an array of shape {shape} cannot have {sharding}: {why}") from error
         if not by_device and jax.process_count() == 1:
             raise InvalidInput(f"{sharding} has no device of this process; shard over jax.devices()")
         numbers = {box: number for number, box in enumerate(dict.fromkeys(by_device.values()))}

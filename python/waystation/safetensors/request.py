@@ -124,11 +124,17 @@ class Request:
     def described(self) -> bytes:
         """What was decided about these, and what tells the files that they are in."""
         digest = hashlib.sha256()
-        own = self.wanted
+        own, able = self.wanted, self.codec.resharding
         headers: dict[str, Header] = {}
+        described: dict[tuple[int, tuple[int, ...]], str] = {}  # the places live as long as this request
         for leaf in self.shared():
+            assert able is not None
             stored = own.stored[leaf]
-            what = (own.names[leaf], stored.shape, stored.dtype, own.dtypes[leaf], own.places[leaf])
+            place = id(own.places[leaf]), stored.shape
+            if place not in described:
+                text = able.described(own.places[leaf], stored.shape)
+                described[place] = hashlib.sha256(text.encode()).hexdigest()  # of thousands of devices
+            what = (own.names[leaf], stored.shape, stored.dtype, own.dtypes[leaf], described[place])
             digest.update(repr((*what, leaf in self.resharded)).encode())
             header, _, _ = self.opened.extent(own.numbers[leaf])
             headers[header.path] = header

@@ -262,12 +262,18 @@ def _cached_revision(directory: str, names: Sequence[str]) -> str | None:
     """The directory of the revision that a model's directory in a cache of Hugging Face holds."""
     if "snapshots" not in names:
         return None
-    revisions = [
-        name for name in storage.list_names(os.path.join(directory, "snapshots")) if _REVISION.fullmatch(name)
-    ]
+    held = storage.list_names(os.path.join(directory, "snapshots"))
+    revisions = [name for name in held if _REVISION.fullmatch(name)]
     main = _main_revision(directory)
-    if main in revisions:
-        revisions = [main]
+    if main:
+        if main not in held:
+            others = ", ".join(f"snapshots/{revision}" for revision in revisions) or "none"
+            raise NotFound(
+                f"the model is at revision {main} (refs/main), of which the cache has no snapshot; it has "
+                f"{others}. Download the model again, or give the directory of a revision that is there",
+                path=directory,
+            )
+        return os.path.join(directory, "snapshots", main)
     if len(revisions) > 1:
         raise InvalidInput(
             f"the cache holds {len(revisions)} revisions of the model, and does not say which is meant; give "

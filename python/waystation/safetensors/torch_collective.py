@@ -207,7 +207,8 @@ def _run_bytes(options: Options) -> int:
 def _less(options: Options, nbytes: int) -> Options:
     """The options with a bound on memory that is so much lower."""
     chosen = options.thawed()
-    chosen.memory.read_concurrent_bytes = max(0, (options.memory.read_concurrent_bytes or 0) - nbytes)
+    # A limit that leaves nothing bounds what it can, and makes no load fail.
+    chosen.memory.read_concurrent_bytes = max(1, (options.memory.read_concurrent_bytes or 0) - nbytes)
     return chosen.frozen()
 
 
