@@ -64,9 +64,8 @@ def state_layout(mesh: Mesh, seed: int) -> State:
     return layout
 
 
-@partial(jax.jit, donate_argnums=0)
 def train_step(state: State, tokens: jax.Array) -> tuple[State, jax.Array]:
-    """One step of the optimizer. The old state is donated: its memory holds the new one."""
+    """One step of the optimizer."""
     key, dropout_key = jax.random.split(state["key"])
     loss, gradients = jax.value_and_grad(model.loss)(state["parameters"], tokens, dropout_key, SHAPE)
     updates, moments = optimizer.update(gradients, state["optimizer"], state["parameters"])
@@ -127,8 +126,10 @@ class Saver:
 def train(arguments: argparse.Namespace, mesh: Mesh) -> None:
     """Starts, or resumes, and trains up to the last step."""
     layout = state_layout(mesh, arguments.seed)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, layout)
+    # The old state is donated: its memory holds the new one. Both have one sharding, or it is compiled twice.
+    make_step = jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None))
     if arguments.resume is None:
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, layout)
         state = jax.jit(partial(initial_state, arguments.seed), out_shardings=shardings)()
         report("initialized")
     else:
@@ -142,7 +143,7 @@ def train(arguments: argparse.Namespace, mesh: Mesh) -> None:
     saver = Saver(arguments.checkpoints)
     for step in range(int(state["step"]) + 1, arguments.steps + 1):
         tokens = windows.batch(int(state["data"]["position"]), BATCH)
-        state, loss = train_step(state, jax.device_put(tokens, batch_sharding))
+        state, loss = make_step(state, jax.device_put(tokens, batch_sharding))
         report("step", step=step, loss=float(loss))
         if arguments.save_every and step % arguments.save_every == 0:
             saver.save(step, state)

@@ -79,6 +79,8 @@ def survivable(place: Place) -> dict[str, Any]:
         look,
         interrupt_after_the_decision,
         second_interrupt,
+        closed_together,
+        closed_together_after_the_others,
         out_of_step,
         out_of_step_primaries,
         named_sequences,
@@ -282,6 +284,38 @@ def second_interrupt(place: Place) -> Any:
             session.close()
 
     return attempt(use)
+
+
+def closed_together(place: Place) -> Any:
+    """One process fails; how many have stopped working when each has closed the session."""
+    stopped = place.directory / f"{place.ports[-1]}-stopped-{place.index}"
+
+    def work() -> bytes:
+        if place.index == 1:
+            raise NotFound("of one process")
+        time.sleep(0.05 * place.index)
+        return b""
+
+    session = open_session("work that all end together")
+    try:
+        session.round(work, lambda parts: b"")
+    except NotFound:
+        stopped.touch()
+        session.close_together()
+    return len(list(place.directory.glob(f"{place.ports[-1]}-stopped-*")))
+
+
+def closed_together_after_the_others(place: Place) -> Any:
+    """One process fails after the last decision, when the others have left; it waits for none of them."""
+    session = open_session("work that one ends later")
+    session.barrier()
+    if place.index != 1:
+        session.close()
+    try_round("the others have left", lambda: b"")
+    begun = time.monotonic()
+    if place.index == 1:
+        session.close_together()
+    return time.monotonic() - begun < programs.HANG_S / 2
 
 
 def out_of_step(place: Place) -> Any:

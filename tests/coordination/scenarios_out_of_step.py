@@ -42,7 +42,7 @@ def all_cases(place: Place) -> dict[str, Any]:
 
 
 def save(path: str, fail: bool = False) -> Any:
-    """Opens two sessions, as a save does, and uses one."""
+    """Opens two sessions, and uses one."""
     session, ending = open_session(f"save '{path}'"), open_session(f"the end of: save '{path}'")
 
     def work() -> bytes:

@@ -178,6 +178,11 @@ def test_a_second_interrupt_keeps_nobody_from_hearing_of_the_first(seen: list[di
         assert error.type == ("KeyboardInterrupt" if index == 1 else "Cancelled")
 
 
+def test_who_closes_a_session_together_waits_for_all(seen: list[dict[str, Any]]) -> None:
+    assert [each["closed_together"] for each in seen] == [len(seen)] * len(seen)
+    assert all(each["closed_together_after_the_others"] is True for each in seen)
+
+
 def test_processes_out_of_step_are_shown_what_each_wanted(seen: list[dict[str, Any]]) -> None:
     others = {2: "process 0", 4: "processes 0, 2, 3"}[len(seen)]
     for error in errors(seen, "out_of_step"):

@@ -8,7 +8,6 @@ the commit: the checkpoint is whole, whatever the other processes are told.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 from waystation import _native, storage
-from waystation._errors import Conflict, InvalidInput, WaystationError
+from waystation._errors import Conflict, InvalidInput
 from waystation._options import Options
 from waystation.checkpoint import prepare, state_parts
 from waystation.checkpoint.paths import (
@@ -514,9 +513,7 @@ class SharedStorage:
     def undo(self, save: Save) -> None:
         """Removes the attempt once every process has stopped writing to it, or cannot be waited for."""
         self._files.close()
-        if save.writer.process_count > 1:
-            with contextlib.suppress(WaystationError):
-                save.ending.barrier()
+        save.session.close_together()
         self._files.discard()
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ class NestedTree:
         session = open_session(f"save the tree '{directory}'", options)
         writer = Writer(session.process_index, session.process_count, session.primary)
         self._layout = OrbaxLayout()
-        self._save = Save(directory, options, session, session, writer, time.time_ns(), is_flat=True)
+        self._save = Save(directory, options, session, writer, time.time_ns(), is_flat=True)
 
     def prepare(self, state: Any) -> None:
         """Takes the tree apart and copies what could change."""

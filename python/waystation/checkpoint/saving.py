@@ -84,7 +84,6 @@ class Save:
         target: The destination, resolved.
         options: Of the save; stages bound what later ones may take.
         session: Of the processes that save.
-        ending: The session of a failed save, whose first is over.
         writer: This process among them.
         begun_ns: When the call began, nanoseconds since 1970; from `begin` on what the primary says.
         custom_metadata: The caller's JSON value.
@@ -99,7 +98,6 @@ class Save:
     target: str
     options: Options
     session: Session
-    ending: Session
     writer: Writer
     begun_ns: int
     custom_metadata: Any = None
@@ -339,9 +337,8 @@ class Saving:
         self._outer = _outer.get()
         self._before: list[RunningSave] | None = None  # None: it has no place in the order yet
         session = open_session(what, options, deadline_s=deadline_s)
-        ending = open_session(f"the end of: {what}", options, deadline_s=deadline_s)
         writer = Writer(session.process_index, session.process_count, session.primary, is_local)
-        self._save = Save(target, options, session, ending, writer, begun_ns, is_flat=is_flat)
+        self._save = Save(target, options, session, writer, begun_ns, is_flat=is_flat)
 
     @property
     def target(self) -> str:
@@ -373,7 +370,6 @@ class Saving:
             self._save.calls.close()
         self._layout.release()
         self._save.session.close()
-        self._save.ending.close()
         self._destination.close()
 
     @contextlib.contextmanager

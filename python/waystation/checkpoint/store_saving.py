@@ -9,14 +9,13 @@ removes. There is nothing to sync: what a store has taken is durable.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from waystation import storage
-from waystation._errors import HandlerFailed, WaystationError
+from waystation._errors import HandlerFailed
 from waystation.checkpoint.native_saving import Writing
 from waystation.checkpoint.paths import check_destination
 from waystation.checkpoint.saving import Layout, Save, undone_on_error
@@ -219,9 +218,7 @@ class SharedStore(Generic[A]):
 
     def undo(self, save: Save) -> None:
         """Removes the attempt once every process has stopped writing to it, or cannot be waited for."""
-        if save.writer.process_count > 1:
-            with contextlib.suppress(WaystationError):
-                save.ending.barrier()
+        save.session.close_together()
         if self._attempt is not None:
             self._attempt.discard()
 

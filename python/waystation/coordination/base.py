@@ -88,6 +88,12 @@ class Session(Protocol):
         """Ends the session; frees what its rounds left behind. Also after an error; idempotent."""
         ...
 
+    def close_together(self) -> None:
+        """Ends the session, and waits until every other process has ended it too, or cannot be waited for: it
+        is dead, late, or the deadline has passed. For what nobody may use any more when it is removed.
+        """
+        ...
+
 
 class Coordinator(Protocol):
     """Who this process is among those of the program, and the way to open sessions."""

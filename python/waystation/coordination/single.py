@@ -44,6 +44,9 @@ class SingleSession:
     def close(self) -> None:
         """Nothing was left behind."""
 
+    def close_together(self) -> None:
+        """There is nobody else."""
+
 
 class SingleCoordinator:
     """Opens sessions of one process."""

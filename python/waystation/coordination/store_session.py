@@ -27,6 +27,8 @@ from waystation.coordination.store import Store
 _log = logging.getLogger("waystation")
 
 _SHORTEST_WAIT_S = 0.25
+# Between looks whether all have left a session that is closed together.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.1
 # How long a process that takes the store with it waits for the others to have read the last verdict.
 FAREWELL_S = 5.0
 # Those that wait longer than this for the first round ask whether they wait for the same.
@@ -139,7 +141,10 @@ class StoreSession:
         self._closed = False
         self._handed_in: list[str] = []  # the keys of this process's part
         self._verdict_pieces: dict[int, list[str]] = {}  # of the last rounds, by their number
-        self._absent: set[int] = set()  # processes of the program that were given up, as they had not come
+        # Processes of the program that do not come to the end of the session, as far as this one knows, and
+        # those of them that all have given up: the dead, and the late.
+        self._absent: set[int] = set()
+        self._given_up: set[int] = set()
         self._handled = sys.exception()  # which the caller was handling before, so that it is not of this
         self._others = [index for index in range(self.process_count) if index != self.process_index]
         self._watched = self._named(self._others if self.is_primary else [primary])
@@ -230,6 +235,21 @@ class StoreSession:
         except WaystationError as unable:
             # The work is done, or has failed with an error that says more; the store takes its keys along.
             _log.debug("a session could not be ended in the store: %s", unable)
+        finally:
+            self._store.end(self._watched)
+
+    def close_together(self) -> None:
+        """Ends the session, and waits until every other process has, or cannot be waited for."""
+        if self._closed:
+            return
+        self.close()
+        if self._is_in_vain:
+            return
+        self._store.begin(self._watched)
+        try:
+            self._await_others()
+        except WaystationError as unable:
+            _log.debug("who has left a session could not be read: %s", unable)
         finally:
             self._store.end(self._watched)
 
@@ -378,6 +398,7 @@ class StoreSession:
                 return value
             dead = self._store.dead(self._watched)
             if dead:
+                self._given_up.update(dead)
                 self._note_failure(sorted(dead))  # before anyone can have read the verdict
                 error = round_errors.deaths(self._round_name(), dead, self._store.describe)
                 return self._give_up(keys, error)
@@ -398,7 +419,7 @@ class StoreSession:
         if disagreement is not None:
             return self._end_numbering(keys, disagreement)
         late = self._named([index for index in self._others if index not in come])
-        self._absent = set(late)
+        self._absent = self._given_up = set(late)
         primary = self.processes[self.primary]
         error = round_errors.lateness(
             self._round_name(),
@@ -483,7 +504,7 @@ class StoreSession:
             **self._agreement,
             "process": self.process_index,
             "number": self._numbering.ended_at,
-            "absent": sorted(self._absent),
+            "absent": sorted(self._absent | self._given_up),
         }
         envelope, _ = envelopes.seal(self._store, kind, encoded, "", agreement)
         first = self._store.set_once(keys.verdict, envelope)
@@ -516,6 +537,8 @@ class StoreSession:
         """The error of another process; unless it is of a call that this one has not made."""
         error = error_codec.decode(envelope.content)
         self._absent.update(envelope.agreement["absent"])
+        if isinstance(error, Unavailable):
+            self._given_up.update(envelope.agreement["absent"])
         process = int(envelope.agreement["process"])
         is_of_call = self._in_first_round and not isinstance(error, Unavailable)  # somebody is dead, or late
         if not is_of_call or self._disagreement({process: envelope}) is None:
@@ -552,6 +575,18 @@ class StoreSession:
         self._store.delete([closed, *self._left_of_rounds()])
         if host not in (None, self.process_index) and not self._store.set_once(over, _ALL_OUT):
             self._store.delete([over])
+
+    def _await_others(self) -> None:
+        """Waits until all are out. The last one has removed the count, which is 0 then."""
+        closed = f"{self._prefix}/closed"
+        until_s, pause_s = time.monotonic() + self._deadline_s, _FIRST_PAUSE_S
+        while (count := self._store.add(closed, 0)) > 0:
+            gone = self._given_up.union(self._store.dead(self._watched))
+            if count + len(gone) >= self.process_count or time.monotonic() >= until_s:
+                return
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        self._store.delete([closed])
 
     def _left_of_rounds(self) -> list[str]:
         """What there may still be of the last rounds. They do not end everywhere at once: some processes may
