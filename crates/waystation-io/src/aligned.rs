@@ -93,18 +93,15 @@ pub(crate) unsafe fn fault_in(start: *mut u8, nbytes: usize) {
     }
 }
 
-/// The same with small pages. The advice for the mapping is that for huge pages afterwards, as it was before, so that
-/// the kernel may put small ones together later.
+/// Has the system take huge pages for memory, or small ones, when it is touched for the first time. While it notes
+/// that, no thread of the process can touch any memory: say it of whole blocks.
 ///
 /// # Safety
-/// As for [`fault_in`].
-pub(crate) unsafe fn fault_in_small(start: *mut u8, nbytes: usize) {
-    // SAFETY: as the caller promises; advice changes no contents, and a system without huge pages takes none.
-    unsafe {
-        let _ = madvise(start.cast(), nbytes, Advice::LinuxNoHugepage);
-        fault_in(start, nbytes);
-        let _ = madvise(start.cast(), nbytes, Advice::LinuxHugepage);
-    }
+/// The pages must be mapped.
+pub(crate) unsafe fn advise(start: *mut u8, nbytes: usize, is_huge: bool) {
+    let advice = if is_huge { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
+    // SAFETY: as the caller promises; advice changes no contents. A system without huge pages takes none.
+    let _ = unsafe { madvise(start.cast(), nbytes, advice) };
 }
 
 impl Drop for AlignedBlock {
@@ -172,8 +169,7 @@ fn map_huge(nbytes: usize) -> rustix::io::Result<AlignedBlock> {
             unsafe { munmap(address.cast(), bytes) }?;
         }
     }
-    // Advice: a system without huge pages gives small ones.
     // SAFETY: the range is the mapping made above.
-    let _ = unsafe { madvise(aligned.cast(), nbytes, Advice::LinuxHugepage) };
+    unsafe { advise(aligned, nbytes, true) };
     NonNull::new(aligned).map(|address| AlignedBlock { address, nbytes }).ok_or(Errno::NOMEM)
 }

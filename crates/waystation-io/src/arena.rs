@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use waystation_format::{Error, Kind, Result};
 
-use crate::aligned::{AlignedBlock, HUGE_PAGE_BYTES, PAGE_BYTES};
+use crate::aligned::{AlignedBlock, HUGE_PAGE_BYTES, PAGE_BYTES, advise};
 
 /// What an arena holds and has done, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,6 +42,9 @@ struct Pool {
     /// The parts of blocks that nobody has prepared yet, each by its first address: whole huge pages, but for the
     /// end of a block.
     untouched: BTreeMap<usize, usize>,
+    /// The ends of blocks that have huge pages, by their first addresses, and whether the system was told last to
+    /// take those, or small ones.
+    advised: BTreeMap<usize, (usize, bool)>,
 }
 
 /// A pool of blocks of one process.
@@ -121,6 +124,7 @@ impl Arena {
         if block.nbytes() >= HUGE_PAGE_BYTES {
             let start = block.address().as_ptr() as usize;
             pool.untouched.insert(start, start + block.nbytes());
+            pool.advised.insert(start, (start + block.nbytes(), true));
         }
         Ok(block)
     }
@@ -140,6 +144,20 @@ impl Arena {
     /// What of some addresses nobody has touched yet, as whole huge pages: whoever asks is about to.
     pub fn claim_untouched(&self, range: Range<usize>) -> Vec<Range<usize>> {
         self.lock().claim_untouched(range)
+    }
+
+    /// Has the system take huge pages, or small ones, for what is still untouched of the block at an address.
+    pub(crate) fn advise(&self, address: usize, is_huge: bool) {
+        let mut pool = self.lock();
+        if let Some((&start, (end, before))) = pool.advised.range_mut(..=address).next_back()
+            && address < *end
+            && *before != is_huge
+        {
+            *before = is_huge;
+            // Within the lock, so that nobody relies on it earlier.
+            // SAFETY: a block of the arena, which is forgotten before it is unmapped.
+            unsafe { advise(start as *mut u8, *end - start, is_huge) };
+        }
     }
 
     /// What the arena holds and has done.
@@ -193,6 +211,7 @@ impl Pool {
     fn forget(&mut self, block: &AlignedBlock) {
         let start = block.address().as_ptr() as usize;
         drop(self.claim_untouched(start..start + block.nbytes()));
+        self.advised.remove(&start);
     }
 
     fn claim_untouched(&mut self, range: Range<usize>) -> Vec<Range<usize>> {

@@ -7,15 +7,16 @@
 //! setting of the system tells. So whoever is about to fill memory touches it through [`prepare`], which
 //! measures what huge pages cost, takes small ones where those are cheaper, and tries huge ones again after some.
 //!
-//! Invariants: contents do not change; each page of the arena is prepared once; the advice for a mapping is the
-//! same afterwards, so that the kernel may put small pages together later. What fails here is left to the fault.
+//! Invariants: contents do not change; each page of the arena is prepared once; what pages a block gets is told to
+//! the system when that changes, and not for each piece, as all threads that touch memory wait meanwhile. What fails
+//! here is left to the fault.
 
 use std::cell::Cell;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::aligned::{HUGE_PAGE_BYTES, fault_in, fault_in_small};
+use crate::aligned::{HUGE_PAGE_BYTES, advise, fault_in};
 use crate::arena::Arena;
 
 /// What small pages for as much as a huge one cost, until it is measured.
@@ -46,11 +47,18 @@ impl Policy {
         }
     }
 
-    /// Of the next `count` huge pages, how many to take as small ones; with 0 a huge one is to be tried.
+    /// Of the next `count` huge pages, how many to take as small ones; with 0 a huge one is to be tried. Meanwhile
+    /// other threads take small ones, if huge ones were too dear before.
     fn small_of(&self, count: u32) -> u32 {
-        let take = |left: u32| Some(left - left.min(count));
+        let run = self.run.load(Ordering::Relaxed);
+        let take = |left: u32| Some(if left == 0 { run } else { left - left.min(count) });
         let before = self.small_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
         before.map_or(0, |left| left.min(count))
+    }
+
+    /// Whether huge pages were too dear when they were taken last.
+    fn is_trying(&self) -> bool {
+        self.run.load(Ordering::Relaxed) > 0
     }
 
     fn note_small(&self, count: u32, cost: Duration) {
@@ -64,6 +72,7 @@ impl Policy {
     fn note_huge(&self, cost: Duration) {
         if cost.as_nanos() as u64 <= self.small_ns.load(Ordering::Relaxed) {
             self.run.store(0, Ordering::Relaxed);
+            self.small_left.store(0, Ordering::Relaxed);
             return;
         }
         let run = (2 * self.run.load(Ordering::Relaxed)).clamp(FIRST_RUN, LONGEST_RUN);
@@ -98,6 +107,14 @@ pub fn take_cost() -> Duration {
     COST.take()
 }
 
+/// How long this thread has waited for a processor so far, while others had them all. A system that does not tell
+/// says zero, always.
+fn waited_for_processor() -> Duration {
+    let told = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
+    let nanoseconds = told.as_deref().and_then(|told| told.split_whitespace().nth(1)?.parse().ok());
+    Duration::from_nanos(nanoseconds.unwrap_or(0))
+}
+
 /// Touches whole huge pages of a mapping of the arena.
 fn touch(policy: &Policy, range: Range<usize>) {
     let mut next = range.start;
@@ -105,18 +122,21 @@ fn touch(policy: &Policy, range: Range<usize>) {
         let left = (range.end - next).div_ceil(HUGE_PAGE_BYTES) as u32;
         let small = policy.small_of(left);
         let end = range.end.min(next + HUGE_PAGE_BYTES * small.max(1) as usize);
-        let begun = Instant::now();
-        // SAFETY (both arms): the arena has the range mapped, since somebody is about to fill it.
-        if small == 0 {
-            // SAFETY: see above.
-            unsafe { fault_in(next as *mut u8, end - next) };
+        let start = next as *mut u8;
+        if small == 0 && policy.is_trying() {
+            // SAFETY: the arena has the range mapped, since somebody is about to fill it.
+            unsafe { advise(start, end - next, true) };
         } else {
-            // SAFETY: see above.
-            unsafe { fault_in_small(next as *mut u8, end - next) };
+            Arena::global().advise(next, small == 0);
         }
+        let (begun, waited) = (Instant::now(), waited_for_processor());
+        // SAFETY: as above.
+        unsafe { fault_in(start, end - next) };
+        let waited = waited_for_processor().saturating_sub(waited);
+        let elapsed = begun.elapsed();
+        COST.set(COST.get() + elapsed);
         // Not the time of the processor: a virtual machine takes from that what its host needs to find the memory.
-        let cost = begun.elapsed();
-        COST.set(COST.get() + cost);
+        let cost = elapsed.saturating_sub(waited);
         if small == 0 {
             policy.note_huge(cost)
         } else {
@@ -185,6 +205,49 @@ mod tests {
             prepare(address, piece);
             assert_eq!(arena.claim_untouched(address..address + piece), []);
         }
+    }
+
+    /// The flags of the mapping that an address is in.
+    fn flags(address: usize) -> String {
+        let mappings = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut is_in = false;
+        for line in mappings.lines() {
+            let first = line.split_whitespace().next().unwrap_or("");
+            if let Some((start, end)) = first.split_once('-')
+                && let (Ok(start), Ok(end)) =
+                    (usize::from_str_radix(start, 16), usize::from_str_radix(end, 16))
+            {
+                is_in = (start..end).contains(&address);
+            } else if is_in && let Some(flags) = line.strip_prefix("VmFlags:") {
+                return format!("{flags} ");
+            }
+        }
+        String::new()
+    }
+
+    #[test]
+    fn a_block_is_told_once_which_pages_it_gets() {
+        if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+            return; // a kernel without huge pages
+        }
+        let slab = Arena::global().allocate(8 * HUGE_PAGE_BYTES).unwrap();
+        let begin = slab.address().as_ptr() as usize;
+        assert!(flags(begin).contains(" hg "));
+        let policy = Policy::new();
+        policy.note_huge(DEAR);
+        let mut pieces = Arena::global().claim_untouched(begin..begin + slab.nbytes()).into_iter();
+        let range = pieces.next().unwrap();
+        touch(&policy, range.start..range.start + HUGE_PAGE_BYTES);
+        assert!(flags(begin).contains(" nh ") && flags(range.end - 1).contains(" nh "));
+        // A huge page that is tried leaves the others alone.
+        policy.small_left.store(0, Ordering::Relaxed);
+        let tried = range.start + HUGE_PAGE_BYTES;
+        touch(&policy, tried..tried + HUGE_PAGE_BYTES);
+        assert!(flags(tried).contains(" hg ") && flags(range.end - 1).contains(" nh "));
+        policy.run.store(0, Ordering::Relaxed);
+        policy.small_left.store(0, Ordering::Relaxed);
+        touch(&policy, tried + HUGE_PAGE_BYTES..tried + 2 * HUGE_PAGE_BYTES);
+        assert!(flags(range.end - 1).contains(" hg "));
     }
 
     #[test]
