@@ -115,7 +115,8 @@ def run(request: Request) -> Facts:
     facts["arrays"] = len(arrays)
     if library.statistics:
         facts["bytes_read"] = sum(found.bytes_read for found in library.statistics)
-        facts["bytes_needed"] = sum(found.bytes_needed for found in library.statistics)
+        # Of files: what another process has sent was needed from these once.
+        facts["bytes_needed"] = sum(found.bytes_needed - found.bytes_received for found in library.statistics)
     return facts
 
 

@@ -36,6 +36,16 @@ def require_boolean(name: str, value: object) -> None:
         raise WrongType(f"{name} must be True or False, not {value!r:.60}")
 
 
+def require_boolean_or_none(name: str, value: object) -> None:
+    """Refuses what is taken for True or False, and is neither; None leaves the choice to Waystation.
+
+    Raises:
+        WrongType: It is something else.
+    """
+    if value is not None and not isinstance(value, bool):
+        raise WrongType(f"{name} must be True, False or None, not {value!r:.60}")
+
+
 def require_function(name: str, value: object) -> None:
     """Refuses an argument that cannot be called.
 

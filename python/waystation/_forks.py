@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -67,13 +68,23 @@ AnyClosable = TypeVar("AnyClosable", bound=Closable)
 class Owner:
     """The process that made this, and no child of it."""
 
+    # Not looked up in modules: what the program keeps to its end is let go of when these are empty.
+    _getpid = staticmethod(os.getpid)
+    _is_finalizing = staticmethod(sys.is_finalizing)
+
     def __init__(self) -> None:
         self.process_id = os.getpid()
 
     @property
     def is_here(self) -> bool:
         """Whether it is this process."""
-        return os.getpid() == self.process_id
+        return self._getpid() == self.process_id
+
+    @property
+    def may_close(self) -> bool:
+        """Whether it is this process, and its interpreter is not ending: then there is nothing in memory to
+        put in order any more, and nothing to do it with."""
+        return self.is_here and not self._is_finalizing()
 
     def require(self, what: str, advice: str) -> None:
         """Refuses to go on in a child.
@@ -90,11 +101,12 @@ class Owner:
 
     @contextlib.contextmanager
     def closing(self, thing: AnyClosable) -> Iterator[AnyClosable]:
-        """Closes something at the end of the block, but not in a child, as it is the process's."""
+        """Closes something at the end of the block, but not in a child, as it is the process's, nor while the
+        interpreter ends."""
         try:
             yield thing
         finally:
-            if self.is_here:
+            if self.may_close:
                 thing.close()
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from tests.compat.comparing import outcome
 
-from waystation import errors
+from waystation import errors, telemetry
 from waystation.compat.fastsafetensors import SafeTensorsMetadata, saver
 
 STATE = {
@@ -146,3 +146,15 @@ def test_bad_plans_raise_what_theirs_raise(bad: str) -> None:
     for module in (genuine, saver):
         assert isinstance(outcome(lambda module=module: plan(module, **BAD_PLANS[bad])), ValueError)
     assert isinstance(outcome(lambda: plan(saver, **BAD_PLANS[bad])), errors.InvalidInput)
+
+
+def test_saves_are_observed(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    with telemetry.subscribe(seen.append):
+        paths = saver.ParallelSaver(num_shards=2).save(STATE, str(tmp_path / "model"))
+        with pytest.raises(OSError, match="free"):
+            saver.ParallelSaver(num_shards=2, min_free_bytes=1 << 60).save(STATE, str(tmp_path / "model"))
+    saved, failed = seen
+    assert (saved.path, saved.bytes_written) == (str(tmp_path), sum(map(os.path.getsize, paths)))
+    assert failed.operation == "save"
+    assert isinstance(failed.error, errors.DiskFull)

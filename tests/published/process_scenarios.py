@@ -47,6 +47,20 @@ def load_sharded(
     return seen[0].bytes_read, read, parts
 
 
+def told_of_columns(place: Place, model: Path, devices: int) -> tuple[waystation.LoadStatistics, int]:
+    """Loads columns of a model; returns the statistics, and the bytes that this process holds."""
+    connect(place, devices)
+    mesh = jax.make_mesh((devices * place.count,), ("x",))
+    seen: list[waystation.LoadStatistics] = []
+    context = waystation.Context()
+    context.array.loading.on_statistics = seen.append
+    with context:
+        loaded = load(model, framework="jax", sharding=NamedSharding(mesh, PartitionSpec(None, "x")))
+    held = sum(shard.data.nbytes for array in loaded.values() for shard in array.addressable_shards)
+    place.disconnect()
+    return seen[0], held
+
+
 def interrupted_before_it_reads(place: Place, model: Path) -> tuple[Any, Any]:
     """What each process sees when one is interrupted once all have agreed, and when all load again."""
     connect(place)

@@ -60,6 +60,26 @@ def test_only_selected_tensors_are_read(model: Path) -> None:
     assert 512 <= statistics.bytes_read <= 4096 + 512
 
 
+def test_statistics_of_mapped_arrays_count_what_was_needed(tmp_path: Path) -> None:
+    """Of the two one is cast, and so read."""
+    path = tmp_path / "model.safetensors"
+    models.write_file(path, {"w": np.ones(1 << 20, np.uint8), "h": np.ones(1 << 16, np.float32)})
+    seen: list[waystation.LoadStatistics] = []
+    context = waystation.Context()
+    context.array.loading.on_statistics = seen.append
+    with context:
+        load(path, framework="numpy", mmap=True, dtype="float64")
+        load(path, framework="numpy", mmap=True, select=["w"])
+        load(path, framework="numpy")
+    assert [statistics.bytes_needed for statistics in seen] == [
+        (1 << 20) + (1 << 18),
+        1 << 20,
+        (1 << 20) + (1 << 18),
+    ]
+    assert 1 << 18 <= seen[0].bytes_read < 1 << 20
+    assert seen[1].bytes_read == 0
+
+
 def test_only_new_memory_has_a_first_touch(tmp_path: Path) -> None:
     path = models.write_file(tmp_path / "model.safetensors", {"w": np.zeros(4 << 20, np.uint8)})
     _native.trim_arena()

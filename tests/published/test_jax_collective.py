@@ -135,3 +135,14 @@ def test_short_parts_of_rows_are_read_by_one_and_resharded(
             assert data == arrays[name][:, begin:end].tobytes(), name
             columns[name].add((begin, end))
     assert all(len(own) == count * devices for own in columns.values())
+
+
+@pytest.mark.parametrize(("count", "devices"), [(2, 2), (4, 1)])
+@pytest.mark.share(2)
+def test_statistics_tell_what_other_processes_sent(tmp_path: Path, count: int, devices: int) -> None:
+    """Each reads a part of the rows, and gets as much of the columns: of that, its own rows are its share."""
+    models.write_set(tmp_path / "model", {"w": np.ones((1024, 1024), np.float32)}, 1)
+    found = values(tmp_path, process_scenarios.told_of_columns, tmp_path / "model", devices, count=count)
+    for statistics, held in found:
+        assert held == statistics.bytes_needed == (4 << 20) // count
+        assert statistics.bytes_received == held - held // count

@@ -27,6 +27,7 @@ from tests.support import failing_calls
 
 import waystation.safetensors
 from waystation import _native, errors
+from waystation.safetensors.headers import Header
 
 ROOT = Path(__file__).parents[2]
 
@@ -339,3 +340,21 @@ def test_frameworks_and_devices_that_there_are_not(every_dtype: Path) -> None:
     ):
         with pytest.raises(errors.InvalidInput):
             waystation.safetensors.open(every_dtype, **arguments)
+
+
+@pytest.mark.parametrize("nbytes", [4, 1 << 20], ids=["small", "large"])
+def test_a_file_that_is_removed_after_it_was_checked_is_a_conflict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nbytes: int
+) -> None:
+    """As where another process replaces a model of several files."""
+    path = models.write_file(tmp_path / "model.safetensors", {"a": np.ones(nbytes, np.uint8)})
+    check = Header.check_unchanged
+
+    def check_and_remove(self: Header) -> None:
+        check(self)
+        path.unlink(missing_ok=True)
+
+    with waystation.safetensors.open(path) as tensors:
+        monkeypatch.setattr(Header, "check_unchanged", check_and_remove)
+        with pytest.raises(errors.Conflict, match="removed"):
+            tensors.tensor("a")

@@ -259,3 +259,15 @@ def test_indexes_that_are_malformed(tmp_path: Path, content: bytes, reason: str)
     (tmp_path / "model.safetensors.index.json").write_bytes(content)
     with pytest.raises(errors.Corrupt, match=reason):
         names(tmp_path)
+
+
+def test_the_name_of_a_model_in_several_files_leads_to_its_index(tmp_path: Path) -> None:
+    state = {name: np.ones(4, np.float32) for name in "ab"}
+    path = tmp_path / "x.safetensors"
+    waystation.safetensors.save(state, path, max_file_bytes=16)
+    for load in (waystation.safetensors.load, waystation.safetensors.stream):
+        with pytest.raises(errors.NotFound, match=r"x\.safetensors\.index\.json' is the index"):
+            load(path, framework="numpy")
+    with pytest.raises(errors.NotFound, match="index"):
+        waystation.safetensors.open([path])
+    assert set(waystation.safetensors.load(f"{path}.index.json", framework="numpy")) == set("ab")

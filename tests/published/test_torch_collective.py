@@ -19,7 +19,7 @@ from tests.support import disks
 from tests.support.programs import Raised, running
 
 from waystation import telemetry
-from waystation.errors import Corrupt
+from waystation.errors import Corrupt, InvalidInput
 from waystation.safetensors import Divided, Only, load_in_group, write_checksums
 
 MIB = 1 << 20
@@ -80,20 +80,41 @@ def test_a_limit_on_memory_makes_no_load_fail(tmp_path: Path, model: Path, limit
 
 @pytest.mark.parametrize("send", [True, False])
 def test_statistics_tell_what_was_read_and_what_was_received(tmp_path: Path, model: Path, send: bool) -> None:
-    needed = 0
+    received = 0
     for (statistics,), held in values(tmp_path, 2, group_scenarios.told, model, {"send": send}):
         assert statistics.path == str(model)
-        assert statistics.bytes_needed + statistics.bytes_received == held
+        assert statistics.bytes_needed == held
         assert (statistics.bytes_received > 0) == send
-        assert statistics.bytes_read >= statistics.bytes_needed
-        needed += statistics.bytes_needed
-    assert needed == held * (1 if send else 2)
+        assert statistics.bytes_read >= statistics.bytes_needed - statistics.bytes_received
+        received += statistics.bytes_received
+    assert received == (held if send else 0)
+
+
+def test_statistics_of_columns_and_casts_tell_what_each_process_needed(tmp_path: Path) -> None:
+    """What it reads for others does not count, and what is cast counts as it is stored."""
+    write_model(tmp_path / "model", 2)
+    options = {
+        "send": True,
+        "dtype": "bfloat16",
+        "placement": {f"0.{part}": Divided(1) for part in range(20)},
+    }
+    for (statistics,), held in values(tmp_path, 2, group_scenarios.told, tmp_path / "model", options):
+        assert statistics.bytes_needed == 2 * held == 30 * MIB
+        assert statistics.bytes_received > 0
 
 
 def test_a_process_alone_needs_no_group(model: Path) -> None:
     found = load_in_group(model, group=None, placement={"0.a": Divided(0)})
     assert bytes_of(found["0.a"]) == bytes_of(STATE["a"])
     assert list(found) == [name for number in range(3) for name in found if name.startswith(f"{number}.")]
+
+
+def test_a_process_outside_of_the_group_is_told_so(model: Path) -> None:
+    outside = torch.distributed.GroupMember.NON_GROUP_MEMBER
+    with pytest.raises(InvalidInput, match="this process is not in the group"):
+        load_in_group(model, group=outside)
+    with pytest.raises(InvalidInput, match="no process group"):
+        load_in_group(model, group=3)
 
 
 def write_model(directory: Path, files: int) -> Path:

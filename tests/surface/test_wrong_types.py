@@ -47,6 +47,14 @@ CALLS: dict[str, tuple[str, Callable[[Path], Any]]] = {
         "progress must be a function, not 5",
         lambda at: safetensors.load(at / "model", framework="numpy", progress=5),  # type: ignore[arg-type]
     ),
+    "load a model together": (
+        "together must be True, False or None, not 'yes'",
+        lambda at: safetensors.load(at / "model", framework="numpy", together="yes"),  # type: ignore[arg-type]
+    ),
+    "load a model in a group": (
+        "send must be True, False or None, not 1",
+        lambda at: safetensors.load_in_group(at / "model", group=None, send=1),  # type: ignore[arg-type]
+    ),
     "verify a model": (
         "on_progress must be a function, not 5",
         lambda at: safetensors.verify_files(at / "model", on_progress=5),  # type: ignore[arg-type]

@@ -1,11 +1,12 @@
 """Saves and loads as metrics of Prometheus, spans of OpenTelemetry, and numbers for any logger: with the real
 packages, whose registries and exporters keep everything in memory."""
 
+import functools
 import importlib
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ import numpy as np
 import prometheus_client
 import pytest
 import safetensors.numpy
+import torch
 
 import waystation
 from waystation import telemetry
+from waystation.compat import safetensors_torch
 from waystation.training import Checkpointer, Remote
 
 STATE = {"w": np.arange(1000, dtype=np.float32), "step": 3}
@@ -143,8 +146,81 @@ def test_saves_of_published_models_are_observed(tmp_path: Path) -> None:
     saved, conflict, refused = seen
     assert given == [saved]
     assert (saved.path, saved.bytes_written) == (str(path), path.stat().st_size)
-    assert 0 < saved.written_s <= saved.synced_s <= saved.duration_s == saved.blocked_s
+    assert 0 < saved.written_s < saved.synced_s <= saved.duration_s == saved.blocked_s
     assert (conflict.operation, conflict.kind, refused.kind) == ("save", "Conflict", "Unsupported")
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", "flax"])
+def test_the_functions_of_the_safetensors_package_are_observed(tmp_path: Path, framework: str) -> None:
+    doors = importlib.import_module(f"waystation.compat.safetensors_{framework}")
+    make = importlib.import_module({"flax": "jax.numpy"}.get(framework, framework)).ones
+    path = tmp_path / "model.safetensors"
+    seen: list[Any] = []
+    given: list[Any] = []
+    context = waystation.Context()
+    context.array.saving.on_statistics = context.array.loading.on_statistics = given.append
+    with telemetry.subscribe(seen.append), context:
+        doors.save_file({"w": make(1000)}, path)
+        doors.load_file(path)
+        for call in (doors.load_file, functools.partial(doors.save_file, {"w": make(3)})):
+            with pytest.raises((waystation.errors.NotFound, OSError)):
+                call(tmp_path / "absent" / "model.safetensors")
+        with pytest.raises(waystation.errors.WaystationError):
+            doors.save_file({"w": 3}, path)
+    saved, loaded, *failed = seen
+    assert given == [saved, loaded]
+    assert (saved.path, saved.bytes_written) == (str(path), path.stat().st_size)
+    assert 0 < saved.written_s < saved.synced_s <= saved.duration_s == saved.blocked_s
+    assert (loaded.path, loaded.bytes_needed) == (str(path), make(1000).nbytes)
+    assert [ended.operation for ended in failed] == ["load", "save", "save"]
+    assert all(isinstance(ended, telemetry.TransferFailure) for ended in failed)
+
+
+def test_saves_of_modules_are_observed(tmp_path: Path) -> None:
+    module = torch.nn.Linear(3, 3)
+    parts = torch.nn.Module()
+    whole = torch.zeros(4)
+    parts.a, parts.b = torch.nn.Parameter(whole[:3]), torch.nn.Parameter(whole[1:])
+    seen: list[Any] = []
+    with telemetry.subscribe(seen.append):
+        safetensors_torch.save_model(module, tmp_path / "model.safetensors")
+        safetensors_torch.load_model(module, tmp_path / "model.safetensors")
+        with pytest.raises(RuntimeError, match="share memory"):
+            safetensors_torch.save_model(parts, tmp_path / "model.safetensors")
+    assert [type(ended).__name__ for ended in seen] == ["SaveStatistics", "LoadStatistics", "TransferFailure"]
+
+
+def test_what_ended_well_is_a_success_whatever_its_own_function_raises(tmp_path: Path) -> None:
+    """Of checkpoints and published models, also in the background, and where a stream is closed early."""
+    model = waystation.safetensors
+    path = tmp_path / "model.safetensors"
+
+    def closed_early() -> None:
+        stream = model.stream(path, framework="numpy")
+        next(stream)
+        stream.close()
+
+    calls: list[tuple[Callable[[], object], type[object]]] = [
+        (lambda: waystation.save(tmp_path / "checkpoint", STATE), waystation.SaveStatistics),
+        (lambda: waystation.load(tmp_path / "checkpoint"), waystation.LoadStatistics),
+        (lambda: waystation.load_async(tmp_path / "checkpoint").result(), waystation.LoadStatistics),
+        (lambda: model.save({"w": STATE["w"]}, path), waystation.SaveStatistics),
+        (lambda: model.load(path, framework="numpy"), waystation.LoadStatistics),
+        (lambda: model.load_async(path, framework="numpy").result(), waystation.LoadStatistics),
+        (lambda: list(model.stream(path, framework="numpy")), waystation.LoadStatistics),
+        (closed_early, waystation.LoadStatistics),
+    ]
+
+    def fail(_: object) -> None:
+        raise RuntimeError("no metrics today")
+
+    context = waystation.Context()
+    context.array.saving.on_statistics = context.array.loading.on_statistics = fail
+    for call, kind in calls:
+        seen: list[Any] = []
+        with telemetry.subscribe(seen.append), context, pytest.raises(RuntimeError, match="no metrics"):
+            call()
+        assert list(map(type, seen)) == [kind]
 
 
 def test_an_observer_that_fails_disturbs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import math
 import time
@@ -37,8 +38,10 @@ from waystation._errors import InvalidInput
 from waystation._options import ArrayLoadingOptions
 from waystation.checkpoint.paths import naming_checkpoint
 from waystation.coordination import Session, collective
+from waystation.frameworks import dtypes
 from waystation.frameworks.base import Broadcaster, Codec, Group, Replicas
-from waystation.grid import Box
+from waystation.grid import Box, volume
+from waystation.transfers import fit
 from waystation.transfers.buffers import Incoming, Reading, allocate_boxes, fill_buffers
 
 Bytes = NDArray[np.uint8]
@@ -265,6 +268,14 @@ def _part_of_box(box: Box, part: float, *, at_end: bool) -> Box:
 # ---- reading and sending -----------------------------------------------------------------------
 
 
+def _stored_bytes(incoming: Incoming, number: int) -> int:
+    """What one of the boxes of an array takes where it is stored."""
+    part = fit.stored_part(incoming.stored, incoming.target.boxes[number])
+    form = dtypes.of_stored(incoming.stored)
+    item_bytes = form.host.itemsize * math.prod(form.host_trailing)
+    return 0 if part is None else item_bytes * volume(part)
+
+
 class Broadcast:
     """The shared arrays of one load, on their way into the buffers of this process.
 
@@ -292,11 +303,11 @@ class Broadcast:
         if decision == BROADCAST or (decision == TRY and self._is_faster()):
             self._round(lambda: self._read(self._plan.arrays, by_all=False))
             self._round(lambda: self._send(self._plan.arrays), carries=True)
-            return sum(
-                shared.incoming.buffers[number].nbytes
-                for shared in self._plan.arrays
-                for number in shared.received
-            )
+            received = [
+                (shared.incoming, number) for shared in self._plan.arrays for number in shared.received
+            ]
+            self._reading.statistics.bytes_needed += sum(itertools.starmap(_stored_bytes, received))
+            return sum(incoming.buffers[number].nbytes for incoming, number in received)
         return 0
 
     def _is_faster(self) -> bool:

@@ -28,7 +28,7 @@ from waystation.layouts.opened import ArrayLeaf, Opened, Scalar
 from waystation.transfers import filling, fit, in_place, staging
 from waystation.transfers.buffers import Buffer, Incoming, Reading
 from waystation.transfers.handle import Progress
-from waystation.transfers.statistics import LoadStatistics, give, publish
+from waystation.transfers.statistics import LoadStatistics
 
 
 class Filling:
@@ -48,10 +48,13 @@ class Filling:
         resident: The arrays that are made of the memory that they are read to, with their codecs. Their
             buffers may be filled by somebody else before `finish`.
         reading: How arrays are read.
+        statistics: Of what has been read, once `finish` has returned; they are told by the caller, when all
+            processes have their parts.
     """
 
     resident: list[filling.Batch]
     reading: Reading
+    statistics: LoadStatistics
 
     def __init__(
         self,
@@ -101,13 +104,13 @@ class Filling:
                 error.add_note("arrays that were to be loaded in place may hold a part of what was loaded")
             raise
         self._leaves.scalars_from_arrays()
-        self._report(received_bytes)
+        self.statistics = self._statistics(received_bytes)
         return self._leaves.made
 
-    def _report(self, received_bytes: int) -> None:
-        read, loading = self.reading.statistics, self.reading.options.array.loading
+    def _statistics(self, received_bytes: int) -> LoadStatistics:
+        read = self.reading.statistics
         path, checkpointable = self._place
-        statistics = LoadStatistics(
+        return LoadStatistics(
             path,
             read.bytes_needed,
             read.bytes_read,
@@ -118,8 +121,6 @@ class Filling:
             read.cached_bytes,
             read.repeated_requests,
         )
-        publish(statistics)
-        give(statistics, loading.on_statistics, "array.loading.on_statistics")
 
 
 # ---- deciding ----------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ from waystation.layouts.native.read import OpenCheckpointable
 from waystation.layouts.opened import Opened
 from waystation.storage.scratch import ScratchDirectory
 from waystation.transfers.handle import AsyncResponse, Progress
-from waystation.transfers.statistics import failures_published
+from waystation.transfers.statistics import failures_published, tell
 from waystation.tree import unflatten
 
 T = TypeVar("T")
@@ -116,6 +116,7 @@ class Loading:
             self._begin = lambda: self._prepare(asked, progress, are_states=True)
             with self._failures_published():
                 (state,) = self._until_whole(self._finish).values()
+            self._tell()
             return state
         finally:
             self.close()
@@ -144,9 +145,16 @@ class Loading:
         """The rest of what was begun; returns what was loaded, by name."""
         try:
             with self._failures_published():
-                return self._until_whole(self._finish)
+                made = self._until_whole(self._finish)
+            self._tell()
+            return made
         finally:
             self.close()
+
+    def _tell(self) -> None:
+        """Tells what was loaded, now that all processes have their parts."""
+        ended = [state.filling.statistics for state in self._states.values()]
+        tell(ended, self._options.array.loading.on_statistics, "array.loading.on_statistics")
 
     def _failures_published(self) -> contextlib.AbstractContextManager[None]:
         return failures_published("load", self.target, self._begun_s)

@@ -30,6 +30,7 @@ from waystation.layouts.native.records import Digest
 from waystation.layouts.native.write import Observer, Prepared, metadata_files, write_data
 from waystation.layouts.opened import ArrayLeaf, Opened
 from waystation.transfers.handle import Progress
+from waystation.transfers.statistics import tell
 from waystation.tree import unflatten
 
 _RECORD_LIMIT_BYTES = 256 << 20
@@ -120,7 +121,9 @@ def load(directory: str, abstract: Any) -> Any:
     else:
         decided = wanted.as_asked(opened.tree, abstract, loading)
     filling = fill.Filling(opened, decided, options, Progress(), directory)
-    return unflatten(decided.structure, filling.finish(0))
+    leaves = filling.finish(0)
+    tell([filling.statistics], options.array.loading.on_statistics, "array.loading.on_statistics")
+    return unflatten(decided.structure, leaves)
 
 
 def metadata(directory: str) -> Any:

@@ -38,6 +38,7 @@ from waystation.safetensors.load import load
 from waystation.safetensors.making import Framework, as_held_by, codec_of, naming_tensor, naming_tensors
 from waystation.safetensors.mapped import Mappings
 from waystation.safetensors.open_files import OpenFiles
+from waystation.safetensors.request import failures_of
 from waystation.safetensors.sources import PathLike
 
 Backend = Literal["mmap", "pread"]
@@ -193,6 +194,16 @@ class safe_open:  # noqa: N801
     ) -> None:
         self._is_closed = True
         self._tensors.close()
+
+
+def load_whole(
+    filename: PathLike, framework: str, device: Any = "cpu", *, backend: Backend
+) -> dict[str, Any]:
+    """All tensors of a file; observers hear of it, also where the file cannot be opened."""
+    with failures_of(filename):
+        opened = safe_open(filename, framework, device, backend=backend)
+    with opened:
+        return opened.get_tensors()
 
 
 class SafeSlice:

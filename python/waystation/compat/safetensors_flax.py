@@ -6,6 +6,7 @@ that JAX without its 64-bit mode has no room for are refused instead of becoming
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,8 +16,8 @@ from typing_extensions import Buffer
 
 from waystation.compat import safetensors_numpy
 from waystation.compat.errors import NotAnArray, translated
-from waystation.compat.opening import Backend, load_bytes, safe_open
-from waystation.compat.serializing import naming_file
+from waystation.compat.opening import Backend, load_bytes, load_whole
+from waystation.compat.serializing import save_described
 from waystation.safetensors.making import codec_of
 from waystation.safetensors.sources import PathLike
 
@@ -42,9 +43,9 @@ def save_file(
         SafetensorError: The format has no dtype for an array, or the file cannot be written.
         TypeError: Something is no array.
     """
-    with naming_file(filename):
-        held = _on_host(tensors)
-    safetensors_numpy.save_file(held, filename, metadata)
+    save_described(
+        lambda: safetensors_numpy.described(_on_host(tensors)), filename, metadata, time.monotonic()
+    )
 
 
 def load(data: Buffer) -> dict[str, Any]:
@@ -63,8 +64,7 @@ def load_file(filename: PathLike, *, backend: Backend = "mmap") -> dict[str, Any
         FileNotFoundError: There is no such file.
         SafetensorError: It is damaged.
     """
-    with safe_open(filename, framework="flax", backend=backend) as opened:
-        return opened.get_tensors()
+    return load_whole(filename, "flax", backend=backend)
 
 
 def _on_host(tensors: Mapping[str, Any]) -> dict[str, NDArray[Any]]:

@@ -5,6 +5,7 @@ Unlike there, arrays of any strides are saved as their elements are, and dtypes 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,8 +14,8 @@ from numpy.typing import NDArray
 from typing_extensions import Buffer
 
 from waystation.compat.errors import NotAnArray, translated
-from waystation.compat.opening import Backend, load_bytes, safe_open
-from waystation.compat.serializing import TensorSpec, naming_file, serialize, serialize_file
+from waystation.compat.opening import Backend, load_bytes, load_whole
+from waystation.compat.serializing import TensorSpec, save_described, serialize
 from waystation.safetensors.sources import PathLike
 
 __all__ = ["load", "load_file", "save", "save_file"]
@@ -42,10 +43,7 @@ def save_file(
         SafetensorError: The format has no dtype for an array, or the file cannot be written.
         TypeError: Something is no array.
     """
-    with naming_file(filename):
-        held, specs = described(tensor_dict)
-    serialize_file(specs, filename, metadata)
-    del held  # until here the addresses are in use
+    save_described(lambda: described(tensor_dict), filename, metadata, time.monotonic())
 
 
 def load(data: Buffer) -> dict[str, NDArray[Any]]:
@@ -64,8 +62,7 @@ def load_file(filename: PathLike, *, backend: Backend = "mmap") -> dict[str, NDA
         FileNotFoundError: There is no such file.
         SafetensorError: It is damaged.
     """
-    with safe_open(filename, framework="np", backend=backend) as opened:
-        return opened.get_tensors()
+    return load_whole(filename, "np", backend=backend)
 
 
 def described(arrays: Mapping[str, Any]) -> tuple[list[NDArray[Any]], dict[str, TensorSpec]]:

@@ -7,6 +7,7 @@ depend on the order of the module's tensors.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -15,8 +16,8 @@ from typing_extensions import Buffer
 from waystation import storage
 from waystation._errors import InvalidInput
 from waystation.compat.errors import NoData, NotLoaded, SharedMemory, translated
-from waystation.compat.opening import Backend, load_bytes, safe_open
-from waystation.compat.serializing import TensorSpec, naming_file, serialize, serialize_file
+from waystation.compat.opening import Backend, load_bytes, load_whole
+from waystation.compat.serializing import TensorSpec, failures_of_save, save_described, serialize
 from waystation.safetensors.making import codec_of
 from waystation.safetensors.sources import PathLike
 
@@ -50,10 +51,7 @@ def save_file(
         RuntimeError: Tensors share memory.
         SafetensorError: The format has no dtype for a tensor, or the file cannot be written.
     """
-    with naming_file(filename):
-        held, specs = _described(tensors)
-    serialize_file(specs, filename, metadata)
-    del held  # until here the addresses are in use
+    save_described(lambda: _described(tensors), filename, metadata, time.monotonic())
 
 
 def load(data: Buffer) -> dict[str, Any]:
@@ -78,8 +76,7 @@ def load_file(filename: PathLike, device: Any = "cpu", *, backend: Backend = "mm
         FileNotFoundError: There is no such file.
         SafetensorError: It is damaged.
     """
-    with safe_open(filename, framework="pt", device=device, backend=backend) as opened:
-        return opened.get_tensors()
+    return load_whole(filename, "pt", device, backend=backend)
 
 
 def _described(tensors: Mapping[str, Any]) -> tuple[list[Any], dict[str, TensorSpec]]:
@@ -134,15 +131,17 @@ def save_model(
         RuntimeError: Tensors share memory of which none has all.
         ValueError, SafetensorError: As `save_file`.
     """
-    state = model.state_dict()
-    text = dict(metadata or {})
-    for kept, others in _redundant(state).items():
-        for other in others:
-            text.setdefault(other, kept)
-            del state[other]
-    if force_contiguous:
-        state = {name: tensor.contiguous() for name, tensor in state.items()}
-    save_file(state, filename, text or metadata)
+    begun_s = time.monotonic()
+    with failures_of_save(filename, begun_s):
+        state = model.state_dict()
+        text = dict(metadata or {})
+        for kept, others in _redundant(state).items():
+            for other in others:
+                text.setdefault(other, kept)
+                del state[other]
+        if force_contiguous:
+            state = {name: tensor.contiguous() for name, tensor in state.items()}
+    save_described(lambda: _described(state), filename, text or metadata, begun_s)
 
 
 def load_model(

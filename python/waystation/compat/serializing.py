@@ -10,11 +10,12 @@ import contextlib
 import ctypes
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from waystation import _native, _plans, storage
-from waystation._errors import InvalidInput, WrongType
+from waystation._errors import InvalidInput, WaystationError, WrongType
 from waystation._options.in_effect import current_options
 from waystation.compat.errors import Directory, NoSuchDtype, NotPositive, translated
 from waystation.frameworks import dtypes
@@ -22,6 +23,7 @@ from waystation.layouts.native import engine_job
 from waystation.safetensors.description import PACKED
 from waystation.safetensors.sources import PathLike
 from waystation.storage.attempts import new_attempt_id
+from waystation.transfers.statistics import SaveStatistics, failures_published, tell
 
 _HEADER_ALIGN_BYTES = 8
 
@@ -105,11 +107,43 @@ def serialize_file(
         SafetensorError: As `serialize`, or the file cannot be written.
         TypeError: As `serialize`.
     """
-    with naming_file(filename):
-        header, placed = _planned(tensor_dict, metadata)
+    save_described(lambda: (None, tensor_dict), filename, metadata, time.monotonic())
+
+
+def save_described(
+    describe: Callable[[], tuple[object, Mapping[str, TensorSpec]]],
+    filename: PathLike,
+    metadata: Mapping[str, str] | None,
+    begun_s: float,
+) -> None:
+    """Writes a file, durably, of which observers hear as of every save.
+
+    Args:
+        describe: Returns what keeps the memory of tensors, and these by name.
+        filename: The file.
+        metadata: Text for people.
+        begun_s: When the save was called, by the monotonic clock.
+    """
+    with failures_of_save(filename, begun_s), naming_file(filename):
+        held, specs = describe()
+        header, placed = _planned(specs, metadata)
         lengths = [spec.data_len for spec in placed]
         words = _plans.byte_segments(len(header), lengths, [spec.data_ptr for spec in placed])
-        _write(storage.absolute(filename), header, len(header) + sum(lengths), words)
+        path, nbytes = storage.absolute(filename), len(header) + sum(lengths)
+        sync_s, synced_at_s = _write(path, header, nbytes, words)
+        del held  # until here the addresses are in use
+    duration_s, synced_s = time.monotonic() - begun_s, synced_at_s - begun_s
+    statistics = SaveStatistics(path, nbytes, duration_s, synced_s - sync_s, synced_s, duration_s)
+    tell([statistics], current_options().array.saving.on_statistics, "array.saving.on_statistics")
+
+
+def failures_of_save(filename: PathLike, begun_s: float) -> contextlib.AbstractContextManager[None]:
+    """Publishes what the block raises as the failure of a save of a file."""
+    try:
+        path = storage.absolute(filename)
+    except WaystationError:
+        path = "(no location)"  # and not what was given, in which there may be credentials
+    return failures_published("save", path, begun_s)
 
 
 @contextlib.contextmanager
@@ -170,8 +204,12 @@ def _storage_dtype(name: str) -> str:
     return known.storage
 
 
-def _write(path: str, header: bytes, nbytes: int, words: _plans.Words) -> None:
-    """Writes a file beside its place, makes it durable and moves it there."""
+def _write(path: str, header: bytes, nbytes: int, words: _plans.Words) -> tuple[float, float]:
+    """Writes a file beside its place, makes it durable and moves it there.
+
+    Returns:
+        How long the sync took, and when it had ended, by the monotonic clock.
+    """
     if storage.is_directory(path):
         raise Directory(f"'{path}' is a directory; give the name of a file", path=path)
     directory, name = os.path.split(path)
@@ -180,9 +218,12 @@ def _write(path: str, header: bytes, nbytes: int, words: _plans.Words) -> None:
     try:
         engine_job.calibrate_once(directory, options, nbytes)
         files = [(staged, header, nbytes, words)]
-        engine_job.run(files, None, options, (), lambda _: None, lambda: None, lambda: None, sync=True)
+        jobs: list[_native.Job] = []
+        engine_job.run(files, None, options, (), jobs.append, lambda: None, lambda: None, sync=True)
+        sync_s, synced_at_s = jobs[0].result()["sync_s"], time.monotonic()
         storage.renames(path).over(staged, path, "write")
         _native.sync_paths([directory])
     finally:
         with contextlib.suppress(OSError):
             storage.remove_file(staged)
+    return sync_s, synced_at_s

@@ -47,9 +47,15 @@ def of_group(group: Any) -> TorchGroup:
     """
     if group is None:
         return TorchGroup(None)
+    is_int = isinstance(group, int) and distributed.is_available()
+    if is_int and group == distributed.GroupMember.NON_GROUP_MEMBER:
+        raise InvalidInput(
+            "this process is not in the group: torch.distributed.new_group() has returned "
+            "GroupMember.NON_GROUP_MEMBER here; only the processes of a group call this with it"
+        )
     if not distributed.is_available() or not isinstance(group, distributed.ProcessGroup):
         raise InvalidInput(
-            f"a {type(group).__name__} is no process group; give one of torch.distributed "
+            f"group is {group!r:.60}, which is no process group; give one of torch.distributed "
             "(torch.distributed.group.WORLD is that of all processes), or None for this process alone"
         )
     return TorchGroup(group)

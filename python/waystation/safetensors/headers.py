@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from waystation import _native, storage
 from waystation._collection import paused_collection
-from waystation._errors import Conflict, Corrupt, InvalidInput
+from waystation._errors import Conflict, Corrupt, InvalidInput, NotFound
 from waystation._threads import Threads
 from waystation.storage.foreign import described_bytes
 
@@ -65,7 +65,7 @@ class Header:
         """
         if not self.is_tagged:
             self.check_unchanged()
-        with self.source.opened(self.path, seen=self.identity if self.is_tagged else None) as file:
+        with self._present() as file:
             if file.status.identity != self.identity:
                 self.refuse_change_to(file.status.identity)
             yield file
@@ -74,19 +74,33 @@ class Header:
         """Reads a part of the file, whatever that is by now; `check_unchanged` tells.
 
         Raises:
-            Conflict: The file has become shorter, or is another version of which the store tells.
+            Conflict: The file was removed, has become shorter, or is another version, as the store tells.
         """
-        with self.source.opened(self.path, seen=self.identity if self.is_tagged else None) as file:
+        with self._present() as file:
             return _read_range(file, begin, nbytes)
+
+    @contextlib.contextmanager
+    def _present(self) -> Iterator[storage.OpenFile]:
+        """The file that is at the path now; it was there when its header was read."""
+        with contextlib.ExitStack() as stack:
+            try:
+                file = stack.enter_context(
+                    self.source.opened(self.path, seen=self.identity if self.is_tagged else None)
+                )
+            except NotFound as error:
+                raise self._removed() from error
+            yield file
+
+    def _removed(self) -> Conflict:
+        return Conflict(
+            "the file was removed while it was in use; open the model again once it is there", path=self.path
+        )
 
     def check_unchanged(self) -> None:
         """Raises Conflict if the file is not what it was when its header was read."""
         found = self.source.status(self.path)
         if found is None:
-            raise Conflict(
-                "the file was removed while it was in use; open the model again once it is there",
-                path=self.path,
-            )
+            raise self._removed()
         if found.identity != self.identity:
             self.refuse_change_to(found.identity)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from waystation import _native, storage
-from waystation._errors import Corrupt
+from waystation._errors import Corrupt, NotFound
 from waystation.safetensors.headers import Header
 from waystation.storage import disks
 from waystation.storage.foreign import described_bytes
@@ -163,3 +163,14 @@ def encode_index(
     entries = sorted((tensor, name) for name, tensors in files for tensor in tensors)
     content = {"metadata": {**(metadata or {}), "total_size": total_bytes}, "weight_map": dict(entries)}
     return json.dumps(content, indent=2).encode() + b"\n"
+
+
+def require_no_index(path: str) -> None:
+    """Raises NotFound, which says what to give, where the model of a name is in files with an index."""
+    index = f"{path}.index.json"
+    if path.endswith(".safetensors") and storage.of(path).is_listable and storage.is_file(index):
+        raise NotFound(
+            f"there is no file '{path}'; the model of that name is in several files, of which '{index}' is "
+            "the index: give that",
+            path=path,
+        )

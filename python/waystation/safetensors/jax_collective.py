@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from waystation import coordination
+from waystation._arguments import require_boolean_or_none
 from waystation._options import Options
 from waystation.coordination import Session
 from waystation.coordination.single import SingleSession
 from waystation.frameworks import dtypes
 from waystation.frameworks.base import Codec, Target
+from waystation.grid import intersect, volume
 from waystation.safetensors.open_files import OpenFiles
 from waystation.transfers import fit
 from waystation.transfers.buffers import Incoming
@@ -33,6 +35,7 @@ def open_session(
         has_function: Whether a function chooses shardings, which nobody knows before the files are open.
         together: What the caller says; None: all whose devices a sharding is over, and with a function all.
     """
+    require_boolean_or_none("together", together)
     alone = SingleSession()
     if together is False:
         return alone
@@ -90,6 +93,34 @@ def read_contiguously(
             stored = fit.reshaped(array.stored, shape)
             (array.target,) = codec.placed([stored], [array.target.dtype], [place])
     return found
+
+
+def exchanged_bytes(arrays: Sequence[Incoming], targets: dict[int, Target]) -> tuple[int, int]:
+    """What resharding changes for this process.
+
+    Args:
+        arrays: All that it reads, with the sharding for that.
+        targets: Where some of them go in the end, by their leaves.
+
+    Returns:
+        How many bytes more it needs than it reads, as they are stored, which may be less than nothing; and
+        how many others send it.
+    """
+    more_bytes = received_bytes = 0
+    for array in arrays:
+        if array.leaf not in targets:
+            continue
+        wanted = targets[array.leaf].boxes
+        read = [
+            part for box in array.target.boxes if (part := fit.stored_part(array.stored, box)) is not None
+        ]
+        common = [intersect(box, part) for box in wanted for part in read]
+        wanted_items = sum(map(volume, wanted))
+        received_items = wanted_items - sum(volume(box) for box in common if box is not None)
+        stored_item_bytes = dtypes.of_stored(array.stored).host.itemsize
+        more_bytes += stored_item_bytes * (wanted_items - sum(map(volume, read)))
+        received_bytes += array.item_bytes * received_items
+    return more_bytes, received_bytes
 
 
 def reshard(codec: Codec, arrays: list[Any], targets: dict[int, Target]) -> None:

@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from waystation._arguments import require_function
 from waystation._errors import Conflict, Corrupt, NotFound
@@ -23,14 +23,14 @@ from waystation.layouts.opened import ReadStatistics
 from waystation.safetensors import nesting, same_model
 from waystation.safetensors.choices import DType, Rename, Select
 from waystation.safetensors.handle import Tensors
-from waystation.safetensors.jax_collective import open_session, reshard
+from waystation.safetensors.jax_collective import exchanged_bytes, open_session, reshard
 from waystation.safetensors.making import Framework, Made, calling_arrays_tensors, codec_of
 from waystation.safetensors.open_files import OpenFiles
 from waystation.safetensors.request import Placing, Request, decide, failures_of, options_of
 from waystation.safetensors.sources import Files
 from waystation.transfers.filling import Filling
 from waystation.transfers.handle import AsyncResponse, Progress
-from waystation.transfers.statistics import LoadStatistics, failures_published, give, publish
+from waystation.transfers.statistics import LoadStatistics, failures_published, tell
 
 _PROGRESS_INTERVAL_S = 0.1
 _MOST_ATTEMPTS = 50  # while a model is replaced
@@ -269,10 +269,12 @@ def _load_what_is_there(
 
     A change is an error where no model is there any more, and where several processes load together.
     """
-    with failures_published("load", request.opened.path, request.begun_s):
+    begun_s = request.begun_s
+    with failures_published("load", request.opened.path, begun_s):
         for _ in range(_MOST_ATTEMPTS):
             try:
-                return _load(request, session, progress)
+                loaded = _load(request, session, progress)
+                break
             except Conflict as error:
                 if again is None or session.process_count > 1:
                     raise
@@ -280,15 +282,33 @@ def _load_what_is_there(
                     request, session = again()
                 except (NotFound, Corrupt):
                     raise error from None  # which says how the files changed
-        return _load(request, session, progress)
+        else:
+            loaded = _load(request, session, progress)
+    report(request, loaded.read, begun_s, loaded.bytes_received)
+    return loaded.arrays
 
 
-def _load(request: Request, session: Session, progress: Progress) -> dict[str, Any]:
+class _Loaded(NamedTuple):
+    """What a load has come to.
+
+    Attributes:
+        arrays: By name, or as a tree.
+        read: What was read for that.
+        bytes_received: What other processes sent.
+    """
+
+    arrays: dict[str, Any]
+    read: ReadStatistics
+    bytes_received: int
+
+
+def _load(request: Request, session: Session, progress: Progress) -> _Loaded:
     # The session is closed here from the first: what fails before a round is told to the others by that.
     with contextlib.closing(session):
         made = Made(request.opened, len(request.incoming))
         batches = [(request.codec, request.incoming)]
         filling = Filling(request.opened, request.options, progress, request.mappings, batches)
+        more_bytes, received_bytes = exchanged_bytes(request.incoming, request.resharded)
 
         def read() -> None:
             with calling_arrays_tensors(request.opened):
@@ -299,19 +319,20 @@ def _load(request: Request, session: Session, progress: Progress) -> dict[str, A
             collective.attempt(
                 session, lambda: reshard(request.codec, made.arrays, request.resharded), carries=True
             )
-    report(request, filling.reading.statistics)
+    filling.reading.statistics.bytes_needed += more_bytes
     arrays = dict(zip(request.wanted.names, made.arrays, strict=True))
     if request.opened.is_on_several_devices:  # where they alternate
         in_order = sorted(zip(request.wanted.numbers, request.wanted.names, strict=True))
         arrays = {name: arrays[name] for _, name in in_order}
-    return arrays if request.separator is None else nesting.nest(arrays, request.separator)
+    if request.separator is not None:
+        arrays = nesting.nest(arrays, request.separator)
+    return _Loaded(arrays, filling.reading.statistics, received_bytes)
 
 
-def report(request: Request, read: ReadStatistics) -> None:
-    """Tells of a load that has ended."""
-    statistics = statistics_of(request.opened, read, time.monotonic() - request.begun_s)
-    publish(statistics)
-    give(statistics, request.options.array.loading.on_statistics, "array.loading.on_statistics")
+def report(request: Request, read: ReadStatistics, begun_s: float, bytes_received: int = 0) -> None:
+    """Tells of a load that has ended, which was called at a time by the monotonic clock."""
+    statistics = statistics_of(request.opened, read, time.monotonic() - begun_s, bytes_received)
+    tell([statistics], request.options.array.loading.on_statistics, "array.loading.on_statistics")
 
 
 def statistics_of(

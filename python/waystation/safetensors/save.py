@@ -31,7 +31,7 @@ from waystation.safetensors.description import PACKED
 from waystation.safetensors.destination import Destination, PlannedFile
 from waystation.safetensors.index import is_text
 from waystation.safetensors.sources import PathLike
-from waystation.transfers.statistics import SaveStatistics, failures_published, give, publish
+from waystation.transfers.statistics import SaveStatistics, failures_published, tell
 from waystation.tree import flatten, format_key_path, label
 
 FILE_BYTES = 5_000_000_000  # as tools of Hugging Face divide models
@@ -119,13 +119,12 @@ def save(
             for file in files
         ]
         with destination.staged() as stage:
-            nbytes = _write(stage, files, headers)
-            written_s = time.monotonic() - begun_s
+            nbytes, sync_s = _write(stage, files, headers)
+            synced_s = time.monotonic() - begun_s
             paths = destination.publish(stage, files)
     duration_s = time.monotonic() - begun_s
-    statistics = SaveStatistics(target, nbytes, duration_s, written_s, written_s, duration_s)
-    publish(statistics)
-    give(statistics, current_options().array.saving.on_statistics, "array.saving.on_statistics")
+    statistics = SaveStatistics(target, nbytes, duration_s, synced_s - sync_s, synced_s, duration_s)
+    tell([statistics], current_options().array.saving.on_statistics, "array.saving.on_statistics")
     return paths
 
 
@@ -237,8 +236,8 @@ def _nbytes(name: str, source: ArraySource, held_items: int) -> int:
     return items * source.storage_item_bytes
 
 
-def _write(stage: str, files: Sequence[PlannedFile[_Entry]], headers: Sequence[bytes]) -> int:
-    """Writes the files, durably; returns how many bytes they have."""
+def _write(stage: str, files: Sequence[PlannedFile[_Entry]], headers: Sequence[bytes]) -> tuple[int, float]:
+    """Writes the files, durably; returns how many bytes they have, and how long the syncs took at the end."""
     planned = []
     for file, header in zip(files, headers, strict=True):
         lengths = np.array([entry.nbytes for entry in file.arrays], np.int64)
@@ -253,8 +252,9 @@ def _write(stage: str, files: Sequence[PlannedFile[_Entry]], headers: Sequence[b
     options = current_options()
     nbytes = sum(file[2] for file in planned)
     engine_job.calibrate_once(stage, options, nbytes)
-    engine_job.run(planned, owners, options, (), lambda _: None, lambda: None, lambda: None, sync=True)
-    return nbytes
+    jobs: list[_native.Job] = []
+    engine_job.run(planned, owners, options, (), jobs.append, lambda: None, lambda: None, sync=True)
+    return nbytes, jobs[0].result()["sync_s"]
 
 
 def _chunk(entry: _Entry) -> Chunk:

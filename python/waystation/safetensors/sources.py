@@ -29,7 +29,7 @@ from waystation._errors import (
 from waystation.layouts.native.names import RECORD
 from waystation.layouts.orbax import checkpoint as orbax
 from waystation.safetensors.headers import Header, read_headers
-from waystation.safetensors.index import SUFFIX, Index, read_index
+from waystation.safetensors.index import SUFFIX, Index, read_index, require_no_index
 from waystation.storage import disks
 from waystation.storage.foreign import described, hub_advice
 
@@ -116,6 +116,8 @@ def _read(paths: Sequence[str], index: Index | None) -> list[Header]:
             index.check_present()  # which says that the model is there in part
         for path in paths:
             _require_target(path)
+        for path in paths if index is None else ():
+            require_no_index(path)
         raise
     except PermissionDenied as error:
         raise error.where(target=disks.link_target(str(error.context.get("path", ""))))

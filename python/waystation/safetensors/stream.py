@@ -111,16 +111,15 @@ def _stream(request: Request) -> Generator[tuple[str, Any], None, None]:
     statistics = ReadStatistics()
     arrays = stream_arrays(request.opened, request.codec, request.incoming, request.options, statistics)
     owner = _forks.Owner()
-    with failures_published("load", request.opened.path, request.begun_s):
-        try:
-            with contextlib.closing(arrays):
-                for name in request.wanted.names:
-                    yield name, next(arrays)  # kept by nobody here: it is the caller's alone
-        except GeneratorExit:
-            if owner.is_here:
-                report(request, statistics)
-            raise
-    report(request, statistics)
+    try:
+        with failures_published("load", request.opened.path, request.begun_s), contextlib.closing(arrays):
+            for name in request.wanted.names:
+                yield name, next(arrays)  # kept by nobody here: it is the caller's alone
+    except GeneratorExit:
+        if owner.may_close:
+            report(request, statistics, request.begun_s)
+        raise
+    report(request, statistics, request.begun_s)
 
 
 def stream_arrays(
@@ -159,7 +158,7 @@ def stream_arrays(
                     owner.require("a stream of arrays", "call stream() here")
                 streaming.finish(group)
         finally:
-            if owner.is_here:
+            if owner.may_close:
                 progress.cancel()
 
 

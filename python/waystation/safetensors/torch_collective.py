@@ -19,10 +19,11 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from waystation._arguments import require_boolean_or_none
 from waystation._collection import paused_collection
 from waystation._options import Options
 from waystation.coordination import Session, collective
-from waystation.frameworks import casts
+from waystation.frameworks import casts, dtypes
 from waystation.frameworks.base import Codec
 from waystation.grid import Box, intersect, relative_to, slices_of_box, volume
 from waystation.layouts.opened import ReadStatistics
@@ -42,7 +43,7 @@ from waystation.safetensors.stream import stream_arrays
 from waystation.transfers.buffers import Incoming
 from waystation.transfers.filling import Filling
 from waystation.transfers.handle import Progress
-from waystation.transfers.statistics import failures_published, give, publish
+from waystation.transfers.statistics import failures_published, tell
 
 # Small tensors are sent together, and large ones that are divided in pieces of this size.
 _RUN_BYTES = 16 << 20
@@ -115,6 +116,7 @@ def load_in_group(
     @paused_collection()
     def decide() -> _Decided:
         processes.require_usable()
+        require_boolean_or_none("send", send)
         options = options_of(memory_limit, verify)
         place = torch_tensors.CODEC.place_of(device)
         torch_groups.use_device(str(place.device))  # which the group needs to agree on anything
@@ -239,9 +241,20 @@ class _Loading:
     def report(self) -> None:
         """Tells what was read and received."""
         duration_s = time.monotonic() - self._begun_s
+        self.statistics.bytes_needed = self._needed_bytes()
         statistics = statistics_of(self._opened, self.statistics, duration_s, self.bytes_received)
-        publish(statistics)
-        give(statistics, self._options.array.loading.on_statistics, "array.loading.on_statistics")
+        tell([statistics], self._options.array.loading.on_statistics, "array.loading.on_statistics")
+
+    def _needed_bytes(self) -> int:
+        """Of all that this process gets, as it is stored, whoever reads it."""
+        compositions = map(self._composition, range(len(self._plan.results)))
+        parts = [
+            part for composition in compositions if composition is not None for part in composition.parts
+        ]
+        return sum(
+            volume(part.box) * dtypes.of_stored(self._opened.array(part.tensor)).host.itemsize
+            for part in parts
+        )
 
     # ---- reading -------------------------------------------------------------------------------
 

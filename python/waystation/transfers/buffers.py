@@ -165,7 +165,7 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // memory.ALIGN_BYTES) * memory.ALIGN_BYTES
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Plan:
     """How the buffers of some arrays are filled.
 
@@ -173,11 +173,13 @@ class _Plan:
         plain: The arrays whose boxes are read as they are stored.
         parts: Single boxes, by their numbers, that are read so of other arrays.
         made: Those that are made of pieces, or of nothing that is stored.
+        mapped_bytes: What the arrays have that are mapped.
     """
 
     plain: list[Incoming]
     parts: list[tuple[Incoming, int]]
     made: list[tuple[Incoming, int]]
+    mapped_bytes: int = 0
 
     @classmethod
     def of(cls, arrays: Iterable[Incoming], mappings: Mapped | None) -> _Plan:
@@ -190,6 +192,8 @@ class _Plan:
                     (plan.parts if _is_read(incoming, box) else plan.made).append((incoming, index))
             elif mappings is None or not _map(mappings, incoming):
                 plan.plain.append(incoming)
+            else:
+                plan.mapped_bytes += sum(buffer.nbytes for buffer in incoming.buffers)
         return plan
 
     def requests(self) -> list[Request]:
@@ -217,6 +221,7 @@ def fill_buffers(
     with paused_collection():
         plan = _Plan.of(arrays, reading.mappings)
         requests = plan.requests()
+    reading.statistics.bytes_needed += plan.mapped_bytes
     if read is not None:
         found = iter(read(requests))
     else:

@@ -175,5 +175,5 @@ def read_ahead(
             owner.require("what is read ahead", "read it anew here")
             group, following = following, next(remaining, None)
     finally:
-        if owner.is_here:
+        if owner.may_close:
             reader.shutdown()

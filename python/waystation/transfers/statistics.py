@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -32,23 +33,25 @@ _SAVED_LINE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class LoadStatistics:
-    """What this process has read for one checkpointable. Mapped arrays are not read, so they do not count.
+    """What this process has got of one checkpointable, and read for that.
 
     Of a `stream`, what was read until it ended or was closed, and the time includes that of the caller.
 
     Attributes:
         path: The checkpoint; of a published model, the file, or the directory of its files.
-        bytes_needed: Bytes of the parts of arrays that this process had to read, as they are stored.
-        bytes_read: Bytes that it read to get them: of whole blocks of 256 KiB where they are verified, and
-            of the headers of data files; of samples, where a load has tried to broadcast. With a cache, of
-            whole blocks of 8 MiB, and only of what was not in it.
+        bytes_needed: Bytes of the parts of arrays that this process needed, as they are stored, whether it
+            read them, got them from others, or mapped them.
+        bytes_read: Bytes that it read: of whole blocks of 256 KiB where they are verified, and of the headers
+            of data files; of samples, where a load has tried to broadcast; and of what it read for other
+            processes. With a cache, of whole blocks of 8 MiB, and only of what was not in it. Nothing of
+            arrays that are mapped (`mmap`): the system reads what of them is used, when it is used.
         duration_s: From the call, before anything is opened, to the last array made, in seconds.
         cached_bytes: Bytes that came from the cache of this machine (`Context.storage.cache_directory`).
         repeated_requests: Requests to a store that were sent a second time, because the first took far longer
             than others.
         first_touch_s: Time, in seconds, added up over all threads, in which the system provided the memory
             that arrays were read to: next to none where memory of earlier arrays was used again.
-        bytes_received: Bytes that other processes have read for this one, and sent to it.
+        bytes_received: Bytes that other processes have read for this one, and sent to it, as they were sent.
         checkpointable: The name of the checkpointable; None of a state without one.
     """
 
@@ -64,7 +67,8 @@ class LoadStatistics:
 
     @property
     def read_ratio(self) -> float:
-        """Bytes read for each byte needed; 1.0 where nothing was needed."""
+        """Bytes read for each byte needed; 1.0 where nothing was needed. Less than 1 where something was
+        received, mapped or cached."""
         return self.bytes_read / self.bytes_needed if self.bytes_needed else 1.0
 
     def log(self) -> None:
@@ -91,10 +95,10 @@ class SaveStatistics:
     Attributes:
         path: The checkpoint.
         bytes_written: Bytes of the data files that this process has written: arrays, headers and what lies
-            between arrays.
+            between arrays; not the index of a published model.
         blocked_s: When the caller could change the state: of `save`, when it returned.
-        written_s: When this process had handed all bytes to the system; of a published model, whose files are
-            synced as they are written, the same as `synced_s`.
+        written_s: When this process had handed all bytes to the system; of fastsafetensors' savers, the same
+            as `duration_s`.
         synced_s: When they were on stable storage.
         duration_s: When the checkpoint was committed.
         bytes_shared: Bytes of arrays that this process has not written, because they stand in data files that
@@ -194,7 +198,10 @@ def observe(observer: Observer) -> Callable[[], None]:
 
 
 def publish(ended: Ended) -> None:
-    """Logs how a save or load has ended, and tells the observers."""
+    """Logs how a save or load has ended, and tells the observers. What ends with the interpreter, such as a
+    stream that the program has kept, is told to nobody: half of the modules are gone then."""
+    if sys.is_finalizing():
+        return
     ended.log()
     for observer in tuple(_observers):
         try:
@@ -234,10 +241,25 @@ def give(
     What the function raises gets a note that the checkpoint is whole: of the error alone, a program could
     not tell.
     """
-    if on_statistics is None:
+    if on_statistics is None or sys.is_finalizing():
         return
     try:
         on_statistics(statistics)
     except BaseException as error:
         error.add_note(f"raised by {option}; '{statistics.path}' is whole")
         raise
+
+
+def tell(
+    ended: Sequence[LoadStatistics] | Sequence[SaveStatistics],
+    on_statistics: Callable[[Any], object] | None,
+    option: str,
+) -> None:
+    """Publishes what has ended well, and gives it to the function of the program, see `give`.
+
+    It comes after the block of `failures_published`: what the function raises is no failure of the operation.
+    """
+    for statistics in ended:
+        publish(statistics)
+    for statistics in ended:
+        give(statistics, on_statistics, option)

@@ -8,11 +8,13 @@ function makes is written into mapped files.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from waystation import _native, storage
 from waystation._errors import DiskFull, InvalidInput
+from waystation._options.in_effect import current_options
 from waystation._threads import Threads
 from waystation.compat.fastsafetensors.shard_files import Staged, by_addresses, by_mapping
 from waystation.compat.fastsafetensors.shard_plans import (
@@ -29,6 +31,7 @@ from waystation.compat.fastsafetensors.shard_plans import (
     validate_shard_set,
 )
 from waystation.compat.fastsafetensors.tensors import check_framework, wrapped
+from waystation.transfers.statistics import SaveStatistics, failures_published, tell
 
 __all__ = [
     "KEY_SHARD_COUNT",
@@ -108,6 +111,25 @@ def write_shards(
     Raises:
         OSError: There is no room, or a file cannot be written.
     """
+    begun_s = time.monotonic()
+    path = _called(plans)
+    with failures_published("save", path, begun_s):
+        _write(plans, fill, min_free_bytes, fsync=fsync)
+    duration_s = time.monotonic() - begun_s
+    nbytes = sum(plan.total_bytes for plan in plans)
+    # Written, synced and moved in one go.
+    statistics = SaveStatistics(path, nbytes, duration_s, duration_s, duration_s, duration_s)
+    tell([statistics], current_options().array.saving.on_statistics, "array.saving.on_statistics")
+    return [plan.path for plan in plans]
+
+
+def _called(plans: Sequence[ShardPlan]) -> str:
+    """What a save is called: the file, or the directory of several."""
+    paths = [os.path.abspath(plan.path) for plan in plans]
+    return paths[0] if len(paths) == 1 else os.path.dirname(paths[0]) if paths else "(no files)"
+
+
+def _write(plans: Sequence[ShardPlan], fill: FillFn, min_free_bytes: int, *, fsync: bool) -> None:
     _check_room(plans, min_free_bytes)
     staged = [Staged(plan.path, plan.header, plan.total_bytes) for plan in plans]
     try:
@@ -126,7 +148,6 @@ def write_shards(
             file.discard()
     if fsync:
         _native.sync_paths(sorted({os.path.dirname(file.path) for file in staged}))
-    return [plan.path for plan in plans]
 
 
 def _check_room(plans: Sequence[ShardPlan], min_free_bytes: int) -> None:
