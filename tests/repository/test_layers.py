@@ -308,6 +308,7 @@ RUST_FILE_USERS = {
     "waystation-io/src/aligned.rs": "memory without a file",
     "waystation-io/src/arena.rs": "how much memory there is",
     "waystation-io/src/cuda": "devices, their libraries, and the file that cuFile gets from `local`",
+    "waystation-io/src/first_touch.rs": "how long a thread has waited for a processor",
     "waystation-io/src/throttle.rs": "the file by which benchmarks share a limit",
     "waystation-peers/src/secret.rs": "files of secrets",
     "waystation-peers/src/tls.rs": "files of certificates",

@@ -228,3 +228,7 @@ class Rounds:
     def close(self) -> None:
         """Ends the session; idempotent."""
         self._session.close()
+
+    def close_together(self) -> None:
+        """See `Session`."""
+        self._session.close_together()
