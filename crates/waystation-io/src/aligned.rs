@@ -93,8 +93,8 @@ pub(crate) unsafe fn fault_in(start: *mut u8, nbytes: usize) {
     }
 }
 
-/// Has the system take huge pages for memory, or small ones, when it is touched for the first time. While it notes
-/// that, no thread of the process can touch any memory: say it of whole blocks.
+/// Has the kernel take huge pages for memory, or small ones, when it is touched for the first time. The kernel locks
+/// the address space of the process meanwhile, so that all threads that touch memory wait: tell it of whole blocks.
 ///
 /// # Safety
 /// The pages must be mapped.

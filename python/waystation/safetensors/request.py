@@ -133,7 +133,8 @@ class Request:
             place = id(own.places[leaf]), stored.shape
             if place not in described:
                 text = able.described(own.places[leaf], stored.shape)
-                described[place] = hashlib.sha256(text.encode()).hexdigest()  # of thousands of devices
+                # A text has all devices, of which there may be thousands, and goes with every leaf.
+                described[place] = hashlib.sha256(text.encode()).hexdigest()
             what = (own.names[leaf], stored.shape, stored.dtype, own.dtypes[leaf], described[place])
             digest.update(repr((*what, leaf in self.resharded)).encode())
             header, _, _ = self.opened.extent(own.numbers[leaf])

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from waystation._errors import Unavailable
 from waystation._ports import free_port
+from waystation._threads import processor_count
 from waystation.runtime.control.credentials import Credential
 
 _THREADS_VARIABLE = "PJRT_NPROC"
@@ -134,7 +135,7 @@ def _threads(devices: int) -> int:
     after the other, and has by default as many threads as there are cores.
     """
     given = os.environ.get(_THREADS_VARIABLE, "")
-    return devices + (int(given) if given.isdecimal() else len(os.sched_getaffinity(0)))
+    return devices + (int(given) if given.isdecimal() else processor_count())
 
 
 def _start(process_id: int) -> str:
